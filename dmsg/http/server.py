@@ -284,6 +284,16 @@ def client_host(request: Any) -> str:
     return _host_of(request.getClientAddress())
 
 
+def ask_later(request: Any) -> None:
+    """Have the answer to ``request`` say that its address asks too often, and end the connection.
+
+    A new one takes who asks longer, and may have a rate, too.
+    """
+    request.setHeader(b"retry-after", b"1")
+    request.setHeader(b"connection", b"close")
+    request.channel.persistent = 0
+
+
 class LimitedSite(Site):
     """Serves ``resource`` within ``limits``. Writes no access log: the event log has a line for each request.
 

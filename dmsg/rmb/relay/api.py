@@ -15,7 +15,7 @@ from twisted.web.server import NOT_DONE_YET
 
 from dmsg.glue.websocket import accept_websocket, asks_for_websocket
 from dmsg.http.limits import HttpLimits
-from dmsg.http.server import LimitedSite, client_host
+from dmsg.http.server import LimitedSite, ask_later, client_host
 from dmsg.rmb.core.errors import TokenRefused
 from dmsg.rmb.relay.ingest import body_limit
 from dmsg.rmb.relay.limits import arrival_rate, get_rate
@@ -26,6 +26,7 @@ _log = Logger()
 #: Posts that come in at a time: 64 MiB of envelopes. A relay that knows this one has four at most.
 _CONCURRENT_BODIES: Final = 64
 _TEXT: Final = b"text/plain; charset=utf-8"
+_TOO_MANY: Final = 429
 
 
 class RelayApi(Resource):
@@ -47,7 +48,7 @@ class RelayApi(Resource):
         if request.method == b"POST" and request.path == b"/" and self._ingest is not None:
             return self._ingest.render(request)
         if not self._rate.take(client_host(request), self._relay.reactor.seconds()):
-            return _too_many(request)
+            return _respond(request, _TOO_MANY, "too many requests")
         page = self._pages.get(request.path)
         if page is not None and request.method in (b"GET", b"HEAD"):
             return page.render(request)
@@ -95,18 +96,12 @@ def _later(request: Any, answering: Coroutine[Deferred[Any], Any, tuple[int, str
 
 def _respond(request: Any, status: int, text: str) -> bytes:
     body = text.encode()
+    if status == _TOO_MANY:
+        ask_later(request)
     request.setResponseCode(status)
     request.setHeader(b"content-type", _TEXT)
     request.setHeader(b"content-length", b"%d" % len(body))
     return b"" if request.method == b"HEAD" else body
-
-
-def _too_many(request: Any) -> bytes:
-    """Say that an address asks too often, and end its connection: a new one takes it longer, and has a rate, too."""
-    request.setHeader(b"retry-after", b"1")
-    request.setHeader(b"connection", b"close")
-    request.channel.persistent = 0
-    return _respond(request, 429, "too many requests")
 
 
 def make_site(

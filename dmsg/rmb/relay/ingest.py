@@ -19,7 +19,7 @@ from twisted.web.server import NOT_DONE_YET
 
 from dmsg.errors import DmsgError
 from dmsg.eventlog.reasons import Reason
-from dmsg.http.server import client_host
+from dmsg.http.server import ask_later, client_host
 from dmsg.rmb.core.errors import BadSignature, MalformedEnvelope, RelayProblem
 from dmsg.rmb.core.lifetime import remaining
 from dmsg.rmb.core.limits import MAX_CONNECTION_BYTES, MAX_ENVELOPE_BYTES
@@ -45,6 +45,7 @@ _LENGTHS_BYTES: Final = 4 * MOST_ENVELOPES
 DECIDED_S: Final = 2.0
 _GIVEN_UP: Final = Refused(503, RelayProblem.OVERLOADED.text, Reason.TIMEOUT)
 _log = Logger()
+_TOO_MANY: Final = 429
 _HEADER: Final = HEADER.encode()
 _TEXT: Final = b"text/plain; charset=utf-8"
 
@@ -64,9 +65,9 @@ class Ingest(Resource):
     """Answers ``POST /``; :mod:`dmsg.rmb.relay.api` finds out which requests these are.
 
     ``registry`` is an :class:`~dmsg.rmb.interfaces.ITwinRegistry`, ``domains`` are this relay's names. With
-    ``open_to_all`` relays without a good header may post, too, an envelope at a time and as often as ``admit(host)`` lets
-    them. ``flush()`` is called when all of a post that can be handed on at once has been, and later for each of the others.
-    ``refused(host, why)`` is told of what was not taken.
+    ``open_to_all`` relays without a good header may post, too, an envelope at a time. They are answered as often as
+    ``admit(host)`` lets them. ``flush()`` is called when all of a post that can be handed on at once has been, and later for
+    each of the others. ``refused(host, why)`` is told of what was not taken.
     """
 
     isLeaf = True
@@ -106,9 +107,7 @@ class Ingest(Resource):
         host = client_host(request)
         content = request.content.getvalue()
         try:
-            kind, relay = self._kind(request.getHeader(_HEADER), content)
-            if not relay and not self._admit(host):
-                raise Refused(429, "too many requests", Reason.LIMITS_EXCEEDED)
+            kind, relay = self._kind(request.getHeader(_HEADER), content, host)
             envelopes = [content] if kind is Body.ONE else split_envelopes(content, MOST_ENVELOPES)
         except Refused as error:
             self._refused(host, error.why)
@@ -135,14 +134,15 @@ class Ingest(Resource):
             decided.addErrback(lambda failure: _log.failure("a post from another relay failed", failure))
         return NOT_DONE_YET
 
-    def _kind(self, header: bytes | None, content: bytes) -> tuple[Body, str]:
+    def _kind(self, header: bytes | None, content: bytes, host: str) -> tuple[Body, str]:
         """What the body is, and the name of the relay that has posted it, "" if it is not known; raises ``Refused``."""
         try:
             said = self._verifier.check(header, content, self._unix_time())
             return said.body, said.relay
         except NotTrusted as error:
-            if error.why is Reason.LIMITS_EXCEEDED:  # it may be taken later; a 401 is final
-                raise Refused(429, "too many requests", error.why) from None
+            # Who is not known is counted also where it may not post: to refuse it takes time, too. A 401 is final.
+            if error.why is Reason.LIMITS_EXCEEDED or not self._admit(host):
+                raise Refused(_TOO_MANY, "too many requests", Reason.LIMITS_EXCEEDED) from None
             if not self._open or error.why is Reason.REPLAYED:
                 raise Refused(401, "only relays that know each other may post here", error.why) from None
             return Body.ONE, ""
@@ -178,6 +178,8 @@ class Ingest(Resource):
     def _respond(request: Any, status: int, body: bytes, content_type: bytes = _TEXT) -> None:
         if request._disconnected:
             return
+        if status == _TOO_MANY:
+            ask_later(request)
         request.setResponseCode(status)
         if body:
             request.setHeader(b"Content-Type", content_type)

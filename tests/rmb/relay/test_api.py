@@ -210,6 +210,13 @@ def test_requests_over_the_rate_of_an_address_are_refused_and_end_its_connection
     assert statuses(world.raw(ask)) != [429]
 
 
+def test_logins_over_the_rate_of_an_address_end_its_connection(make_world: Callable[..., World]) -> None:
+    world = make_world(handshakes_per_s_per_address=1.0, handshake_burst_per_address=3)
+    serve(world, CollectorRegistry())
+    answer = world.raw(20 * f"GET /?token HTTP/1.1\r\nHost: relay\r\n{UPGRADE}{KEY}\r\n".encode())
+    assert statuses(answer) == [401, 401, 401, 429] and world.site.connections == 0
+
+
 def test_addresses_that_use_up_the_rate_of_all_do_not_keep_others_from_metrics(
     make_world: Callable[..., World],
 ) -> None:

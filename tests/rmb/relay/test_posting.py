@@ -14,7 +14,7 @@ import pytest_twisted
 from cryptography import x509
 from twisted.internet._resolver import GAIResolver
 from twisted.internet.defer import CancelledError, Deferred, ensureDeferred, succeed
-from twisted.internet.protocol import Factory, Protocol
+from twisted.internet.protocol import ClientFactory, Factory, Protocol
 from twisted.internet.ssl import DefaultOpenSSLContextFactory
 from twisted.internet.task import Clock, deferLater
 from twisted.internet.threads import deferToThreadPool
@@ -458,6 +458,31 @@ async def test_an_open_relay_takes_as_much_as_it_admits(relay: Any, poster: Any)
     assert [await sender.post(there.name, [envelope()], False) for _ in range(3)] == [[202], [202], [429]]
     assert asked == ["127.0.0.1"] * 3
     assert await poster({there.name}).post(there.name, [envelope()], False) == [202]  # a relay it knows
+
+
+@pytest_twisted.ensureDeferred
+async def test_posts_over_the_rate_of_an_address_end_its_connection_also_where_only_known_relays_may_post(
+    reactor: Any, relay: Any, poster: Any
+) -> None:
+    there = relay(admit=lambda host: len(there.refused) < 2)
+    assert [await poster().post(there.name, [envelope()], False) for _ in range(3)] == [[401], [401], [429]]
+    assert await poster({there.name}).post(there.name, [envelope()], False) == [202]  # a relay it knows
+    answer: Deferred[bytes] = Deferred()
+
+    class Twice(Protocol):
+        received = b""
+
+        def connectionMade(self) -> None:
+            self.transport.write(2 * b"POST / HTTP/1.1\r\nHost: relay\r\nContent-Length: 1\r\n\r\nx")
+
+        def dataReceived(self, data: bytes) -> None:
+            self.received += data
+
+        def connectionLost(self, reason: object = None) -> None:
+            answer.callback(self.received)
+
+    reactor.connectTCP("127.0.0.1", there.port.getHost().port, ClientFactory.forProtocol(Twice))
+    assert (await answer.addTimeout(5, reactor)).count(b"HTTP/1.1 429 ") == 1
 
 
 @pytest.mark.parametrize("known", [True, False])
