@@ -23,6 +23,8 @@ from zope.interface import implementer
 
 from dmsg.glue.shell import Shell
 from dmsg.glue.sockets import LARGE_READERS, READ_BYTES, SMALL_READ_BYTES, DirectWriter, direct_reader
+from dmsg.glue.websocket import WebSocketShell
+from dmsg.rmb.relay.limits import RelayLimits
 from dmsg.sansio.core import Core
 from tests.tcp import far_socket, reset
 
@@ -68,6 +70,16 @@ async def test_a_silent_peer_is_given_up_when_it_has_not_answered_its_probes():
     assert idle_s + pause_s * probes == 45
     # Linux does not count probes where there is such a limit: it ends the connection at the first one due after that time.
     assert limit_ms == 45_000
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="the system has no such option")
+@pytest_twisted.ensureDeferred
+async def test_a_session_of_a_relay_may_take_nothing_for_as_long_as_the_relay_lets_it():
+    shell = WebSocketShell(cast(Core, Nothing()), cast(Any, Nothing()), cast(Any, reactor))
+    async with far_socket(shell):
+        options = cast(Any, shell.transport).getHandle()
+        limit_ms = options.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+    assert limit_ms == 60_000 == 1000 * RelayLimits().slow_consumer_timeout_s
 
 
 def test_what_is_written_is_there_before_the_reactor_turns(connected):
