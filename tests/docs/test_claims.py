@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from textwrap import dedent
 from typing import Any
 
+import tomllib
 from twisted.internet.defer import Deferred, fail
 from twisted.internet.error import ConnectionRefusedError
 from twisted.internet.task import Clock
@@ -12,6 +14,9 @@ from twisted.internet.task import Clock
 from dmsg.address import HostPort
 from dmsg.crypto.keys import SecretKey
 from dmsg.relays.pool import PoolConfig, SessionPool
+from dmsg.rmb.relay.limits import RelayLimits
+
+from .conftest import DOCS
 
 SERVER = SecretKey(b"\x21" * 32).public_key
 
@@ -101,3 +106,18 @@ def test_d29_an_empty_discovery_is_asked_with_pauses() -> None:
     assert all(0.75 * poll_s <= pause <= 1.25 * poll_s for pause in pauses)
     assert len(set(pauses)) > 1
     assert not clock.getDelayedCalls()
+
+
+def test_behind_a_web_server_one_address_may_do_what_all_may_do() -> None:
+    """The limits of one address that the how-to gives are all there are, and at least those of all."""
+    text = (DOCS / "howto" / "run-an-rmb-relay.rst").read_text()
+    _, _, block = text.partition("   [rmb-relay.limits]\n")
+    given = tomllib.loads(dedent(block.partition("\nMind")[0]))
+    limits = RelayLimits(**given)
+    ends = ("_per_address", "_per_network")
+    of_one = {name for name in RelayLimits.__dataclass_fields__ if name.endswith(ends)}
+    for name in of_one:
+        total = getattr(limits, name.removesuffix(ends[0]).removesuffix(ends[1]))
+        is_reserved = name.endswith(ends[1]) and not name.startswith("handshake")  # kept free for each beside the total
+        assert is_reserved or getattr(limits, name) >= total, name
+    assert set(given) <= of_one
