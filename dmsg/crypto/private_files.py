@@ -71,10 +71,11 @@ def read_private(
 
 
 def _problem(error: OSError | ValueError, otherwise: str) -> str:
-    """Why no path leads to a file: ``ValueError`` is what Python has for one with a null character."""
+    """Why no path leads to a file: ``ValueError`` is what Python has for one with a character that no path may have."""
     if isinstance(error, OSError):
         return error.strerror or otherwise
-    return "is no path: it has a null character"
+    what = "one that the file system cannot write" if isinstance(error, UnicodeError) else "a null character"
+    return f"is no path: it has {what}"
 
 
 def why_not_private(path: str, status: os.stat_result, owners: Collection[int] = ()) -> str:
