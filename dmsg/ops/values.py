@@ -26,7 +26,7 @@ _TRUE: Final = frozenset({"yes", "true", "on", "1"})
 _FALSE: Final = frozenset({"no", "false", "off", "0"})
 _SECONDS: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION: Final = re.compile(r"\s*(\S*?)\s*(ms|min|s|m|h|d|)\s*")
-_SIZE: Final = re.compile(r"\s*(\d{1,15})\s*([KMGT]i?B?|B)\s*", re.IGNORECASE)
+_SIZE: Final = re.compile(r"\s*(\d{1,19})\s*([KMGT]i?B?|B)\s*", re.IGNORECASE)
 _BINARY_UNITS: Final = ("TiB", "GiB", "MiB", "KiB")
 _LARGEST: Final = 2**63 - 1
 

@@ -6,7 +6,7 @@ from enum import Enum
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dmsg.address import HostPort, PinnedServer
@@ -111,6 +111,12 @@ def test_anything_is_read_or_refused_and_printed_so_that_it_is_read_again(kind: 
     except ValueError:
         return
     assert kind.parse(kind.text(read)) == read
+
+
+@given(st.integers(0, 2**63 - 1) | st.integers(0, 2**53 - 1).map(lambda number: 1024 * number))
+@example(1024 * (2**53 - 1))
+def test_sizes_are_printed_exactly(size: int) -> None:
+    assert values.SIZE.parse(values.SIZE.text(size)) == size
 
 
 @given(st.floats(0, 1e15) | st.integers(0, 2**53).map(float))
