@@ -94,7 +94,8 @@ async def _check_servers(settings: Settings, discovery: Any) -> None:
 async def _ready(client: Client, events: _Events, reactor: Any) -> None:
     def timed_out(result: object, timeout_s: float) -> None:
         if client.pool.sessions:
-            why = f": {client.registrar.problem}" if client.registrar is not None else ""
+            problem = client.registrar.problem if client.registrar is not None else ""
+            why = f": {problem}" if problem else ""  # nothing has failed yet where discovery is silent
             raise CommandError(f"the entry could not be published in discovery{why}", Exit.NO_DISCOVERY)
         reasons = events.reasons or {}
         tried = "; ".join(f"{server[:12]}… {reason}" for server, reason in reasons.items())

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import pytest_twisted
+from twisted.internet.defer import succeed
 from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import Clock, deferLater
 
@@ -121,6 +122,22 @@ async def test_a_listener_whose_entry_is_not_taken_says_why(bench, monkeypatch):
             pytest.fail("it is not published")
     assert caught.value.exit is Exit.NO_DISCOVERY
     assert str(caught.value).startswith("the entry could not be published in discovery: http://127.0.0.1:1: Conn")
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_listener_whose_discovery_has_not_answered_yet_names_no_reason(bench, monkeypatch):
+    monkeypatch.setattr("dmsg.cli.client.CONNECT_TIMEOUT_S", 0.5)
+    silent = bench.reactor.listenTCP(0, Factory.forProtocol(Protocol), interface="127.0.0.1")
+    discovery = f"http://127.0.0.1:{silent.getHost().port}"
+    settings = replace(bench.settings(), servers=(bench.pinned[0],), discovery=discovery)
+    monkeypatch.setattr("dmsg.cli.client._check_servers", lambda *_: succeed(None))  # it would wait for the answer
+    try:
+        with pytest.raises(CommandError) as caught:
+            async with open_client(settings, bench.reactor, listening=True):
+                pytest.fail("it is not published")
+    finally:
+        await silent.stopListening()
+    assert str(caught.value) == "the entry could not be published in discovery"
 
 
 @pytest_twisted.ensureDeferred
