@@ -262,9 +262,7 @@ def test_nothing_is_left_of_a_key_file_whose_writing_was_interrupted(
     ("where", "problem"),
     [("key\0", "has a null"), ("\0/key", "has a null"), ("\ud800", "has one that the file system cannot write")],
 )
-def test_a_path_with_a_character_that_no_path_may_have_is_no_key_file(
-    tmp_path: Path, where: str, problem: str
-) -> None:
+def test_a_path_with_a_character_that_no_path_may_have_is_no_key_file(tmp_path: Path, where: str, problem: str) -> None:
     path = f"{tmp_path}/{where}"
     for use in (lambda: write_key_file(path, ALICE), lambda: read_key_file(path)):
         with pytest.raises(KeyFileError, match=problem) as caught:
