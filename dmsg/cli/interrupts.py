@@ -11,14 +11,19 @@ class leaving_on_interrupt:
     """Inside of the block SIGINT ends the process at once and in silence, because nothing has begun.
 
     A ``KeyboardInterrupt`` would come out of whatever module is being imported, as a traceback. A SIGINT that is ignored stays
-    so, and so does a handler of a program of which this is a part.
+    so, and so does a handler of a program of which this is a part; in another thread than the first, nothing is changed.
     """
 
+    _is_set = False
+
     def __enter__(self) -> None:
-        self._before = signal.getsignal(signal.SIGINT)
-        if self._before is signal.default_int_handler:
-            signal.signal(signal.SIGINT, lambda number, frame: os._exit(_INTERRUPTED))
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            try:
+                signal.signal(signal.SIGINT, lambda number, frame: os._exit(_INTERRUPTED))
+            except ValueError:  # only the first thread may set handlers
+                return
+            self._is_set = True
 
     def __exit__(self, *_: object) -> None:
-        if self._before is signal.default_int_handler:
-            signal.signal(signal.SIGINT, self._before)
+        if self._is_set:
+            signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import re
+import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import click
@@ -114,6 +116,19 @@ MISSING = DiscoveryUnavailable("connection refused")
 def test_errors_lead_to_codes(error, code):
     assert exit_code(error) == code
     assert as_json(error)["exit_code"] == code and as_json(error)["message"] == describe(error)
+
+
+def test_a_program_may_run_commands_in_any_thread_and_its_signals_stay_as_they_were():
+    arguments = ["keygen", "--help"]
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a reactor has one of its own
+    try:
+        with ThreadPoolExecutor() as threads:
+            result = threads.submit(CliRunner().invoke, group, arguments).result()
+        assert (result.exit_code, result.exception) == (0, None)
+        assert CliRunner().invoke(group, arguments).exit_code == 0
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_what_is_wrong_with_a_long_name_is_told():
