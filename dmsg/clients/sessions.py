@@ -20,8 +20,8 @@ from dmsg.relays.errors import ServerLost
 from dmsg.relays.session import CLOSED, Session
 from dmsg.sansio.core import Core
 
-#: What is written when a session is closed has this long to leave: a network that takes nothing would keep it for as long as
-#: TCP tries.
+#: What is written when a session is closed has this long to leave, in seconds: a network that takes nothing would keep the
+#: session for as long as TCP tries.
 _CLOSE_TIMEOUT_S: Final = 10.0
 
 
@@ -138,7 +138,7 @@ class RelaySession(ABC, Generic[U, T]):
         self.shell.fail(error or ServerLost(str(self.server), "given up"))
 
     def close(self) -> None:
-        """End the connection once everything queued is written, or cannot be; transports on it should be over."""
+        """End the connection once everything queued is written, or after some seconds; transports on it should be over."""
         self.shell.flush()
         self.shell.close(ServerLost(str(self.server), CLOSED))
         if self._cut is None and not self.shell.lost:

@@ -1,7 +1,7 @@
 """The sessions of a client: one for each relay, shared by all dials, kept up as a goal, made again after growing pauses.
 
-The pauses are those of :ref:`spec-reconnecting`. How the goal is pursued is in :mod:`dmsg.relays.goal`, where relays are is
-found out in :mod:`dmsg.relays.whereabouts`.
+The pauses are those of :ref:`spec-reconnecting`. How the goal is pursued is in :mod:`dmsg.relays.goal`, and how it
+is found out where relays are in :mod:`dmsg.relays.whereabouts`.
 """
 
 from __future__ import annotations
@@ -212,9 +212,7 @@ class SessionPool(Generic[S]):
             return failure
         self._last_failure = f"{error.stage} via {str(relay)[:12]}…: {error.reason}"
         times, until = self._failures.get(relay, (0, 0.0))
-        if (
-            until <= self._clock.seconds()
-        ):  # else a dial did not mind the pause: what it found is no reason for a longer one
+        if until <= self._clock.seconds():  # what a dial finds, which does not mind the pause, makes it no longer
             times += 1
             self._rest(relay, times)
         if self._running:
