@@ -101,7 +101,8 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
         self._stopping = False
         self._noted: set[S] = set()
         self._min_servers = min_servers
-        self._is_lost = discovery is None and relays is None and relay_file is None and not servers
+        memory = RelayFile(relay_file, lambda: now_ns() / 1e9) if relay_file is not None else None
+        self._is_lost = discovery is None and relays is None and not servers and not (memory and memory.relays)
         jitter = Jitter(random)
         self._uniform = jitter.random
         if isinstance(publish, EntryRegistrar):
@@ -123,7 +124,7 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
             went_down=self._record.attempt_failed,
             urgent=lambda: self.in_haste,
             scores=RelayScores(config.scores),
-            memory=RelayFile(relay_file, lambda: now_ns() / 1e9) if relay_file is not None else None,
+            memory=memory,
             operator=relays,
             now_s=lambda: now_ns() / 1e9,
             protocol=self.scheme,

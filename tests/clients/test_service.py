@@ -22,6 +22,7 @@ from dmsg.discovery.entry import Entry, ServerPart
 from dmsg.discovery.errors import DiscoveryUnavailable
 from dmsg.errors import ConfigError, DialError, DmsgError
 from dmsg.eventlog import schema as ev
+from dmsg.relays.state import RelayFile
 from dmsg.testing.memory import MemoryNetwork
 from dmsg.testing.network import MemoryDiscovery
 from tests.memory_log import MemoryEventLog
@@ -187,6 +188,28 @@ def test_a_client_that_has_nothing_to_find_relays_by_says_so_at_once(network):
     assert failure.check(ConfigError) and failure.value.option == "discovery"
     assert "nothing to connect to" in client.problem
     client.stopService()
+
+
+def test_a_file_of_relays_is_something_to_find_relays_by_only_if_it_names_one(network, tmp_path):
+    """A program that keeps such a file has none when it runs for the first time."""
+    relay, host = RELAYS["0.0.1+call"]
+    for names_one in (False, True):
+        if names_one:
+            kept = RelayFile(tmp_path / "relays", lambda: 1.7e9)
+            kept.worked(relay.public_key, HostPort(host, 80))
+            kept.save()
+        how = {"relay_file": tmp_path / "relays", "now_ns": lambda: 1_700_000_000 * 10**9}
+        client = Client(network, SecretKey.generate(), **how)
+        client.startService()
+        ready, outcome = client.when_ready(), []
+        ready.addBoth(outcome.append)
+        network.advance(5.0)
+        if names_one:
+            assert outcome == [None] and not client.problem
+        else:
+            assert outcome[0].check(ConfigError) and "nothing to connect to" in client.problem
+        client.stopService()
+        network.advance(5.0)
 
 
 @pytest.mark.parametrize("timeout_s", [-0.1, -1e9, float("nan")])
