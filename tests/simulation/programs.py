@@ -158,6 +158,8 @@ class Program:
         """Start a client that has stopped once more."""
         if self.client is not None or self.stopping is not None or self.machine.is_off:
             return
+        if client.reactor is not self.machine:  # that of an earlier life
+            return
         self.world.note(f"{self.machine} starts again")
         self.world.idle_machines.remove(self.machine)
         self.client = client
