@@ -42,7 +42,7 @@ from dmsg.sansio.jitter import Jitter
 if TYPE_CHECKING:
     from typing import Self
 
-_NO_RELAYS: Final = "there is none, and no server and no list of relays was given: there is nothing to connect to"
+_NO_RELAYS: Final = "no discovery, no server and no list of relays was given: there is nothing to connect to"
 
 
 class RelayClient(Service, ABC, Generic[S, R, T]):

@@ -186,7 +186,7 @@ def test_a_client_that_has_nothing_to_find_relays_by_says_so_at_once(network):
     client.when_ready().addErrback(failures.append)
     [failure] = failures
     assert failure.check(ConfigError) and failure.value.option == "discovery"
-    assert "nothing to connect to" in client.problem
+    assert client.problem.startswith("no discovery, no server") and "nothing to connect to" in client.problem
     client.stopService()
 
 
