@@ -42,12 +42,20 @@ _REFUSED: Final = 400
 _OFFLINE: Final = 404
 _UNAVAILABLE: Final = 503
 
+#: Routes an envelope, and gives why that is not possible.
+_Work = Coroutine[Deferred[Any], Any, RelayProblem | None]
+
 
 class Federation(Protocol):
     """What a relay needs of the part that posts to other relays. Times are Unix seconds."""
 
-    def submit(self, envelope: Envelope, data: bytes, twin: Twin, expires_at: float) -> RelayProblem | None:
-        """Bring it to a relay of ``twin`` before ``expires_at``; gives why that is not even tried."""
+    def submit(
+        self, envelope: Envelope, data: bytes, twin: Twin, expires_at: float, moved_here: Callable[[bool], None]
+    ) -> RelayProblem | None:
+        """Bring it to a relay of ``twin`` before ``expires_at``; gives why that is not even tried.
+
+        ``moved_here`` is called if the twin has this relay meanwhile, with whether another one may have taken it.
+        """
 
     def elsewhere(
         self, envelope: Envelope, data: bytes, twin: Twin, expires_at: float, otherwise: Callable[[bool], None]
@@ -134,7 +142,7 @@ class Delivery:
         if problem is not None:
             self.answer(parcel.envelope, problem)
 
-    async def _attempt(self, work: Coroutine[Deferred[Any], Any, RelayProblem | None]) -> RelayProblem | None:
+    async def _attempt(self, work: _Work) -> RelayProblem | None:
         """What ``work`` gives, or what its failure means."""
         try:
             return await work
@@ -172,7 +180,13 @@ class Delivery:
         if not any(relay.lower() in self._domains for relay in twin.relays):
             if federation is None:
                 return RelayProblem.OFFLINE
-            problem = federation.submit(envelope, data, twin, expires_at)
+            problem = federation.submit(
+                envelope,
+                data,
+                twin,
+                expires_at,
+                lambda in_doubt: self._run_again(self._try(parcel, network), parcel, network, in_doubt),
+            )
             if problem is None:
                 self._switch.counts.federated += 1
             return problem
@@ -183,7 +197,7 @@ class Delivery:
             data,
             twin,
             expires_at,
-            lambda in_doubt: self.background.run(self._park_or_answer(parcel, network, in_doubt)),
+            lambda in_doubt: self._run_again(self._park(parcel), parcel, network, in_doubt),
         ):
             return None
         return await self._park(parcel)
@@ -194,12 +208,16 @@ class Delivery:
             return RelayProblem.OFFLINE
         return await self.keeper.keep(parcel.to, parcel.data, parcel.envelope)
 
-    async def _park_or_answer(self, parcel: Parcel, network: str, in_doubt: bool) -> None:
+    def _run_again(self, work: _Work, parcel: Parcel, network: str, in_doubt: bool) -> None:
+        """Do ``work`` for an envelope that other relays were asked to take. One may have taken it if that is ``in_doubt``."""
+        self.background.run(self._again(work, parcel, network, in_doubt))
+
+    async def _again(self, work: _Work, parcel: Parcel, network: str, in_doubt: bool) -> None:
         size = len(parcel.data) + _PARCEL_BYTES
         self.pending.take(network, size)  # whether there is room or not: it was taken before
-        problem = await self._attempt(self._park(parcel))
+        problem = await self._attempt(work)
         self.pending.give_back(network, size)
-        if problem is RelayProblem.OFFLINE and in_doubt:
+        if problem is not None and in_doubt and problem.is_certain(problem.text):
             problem = RelayProblem.NOT_STORED  # a client may do it over another relay otherwise
         if problem is not None:
             self.answer(parcel.envelope, problem)

@@ -122,12 +122,15 @@ class Federation:
     def __len__(self) -> int:
         return len(self._outstanding)
 
-    def submit(self, envelope: Envelope, data: bytes, twin: Twin, expires_at: float) -> RelayProblem | None:
+    def submit(
+        self, envelope: Envelope, data: bytes, twin: Twin, expires_at: float, moved_here: Callable[[bool], None]
+    ) -> RelayProblem | None:
         """Bring ``data`` to one of the relays of ``twin``, its destination, before ``expires_at`` (Unix seconds).
 
-        Returns why it is not even tried, or ``None``; then ``failed`` is called if it fails.
+        Returns why it is not even tried, or ``None``; then ``failed`` is called if it fails, or ``moved_here`` if the twin is
+        found to have this relay now, with whether another one may have taken ``data`` without saying so.
         """
-        return self._start(Outgoing(envelope, data, twin, expires_at), self._relays(twin))
+        return self._start(Outgoing(envelope, data, twin, expires_at, moved_here=moved_here), self._relays(twin))
 
     def elsewhere(
         self, envelope: Envelope, data: bytes, twin: Twin, expires_at: float, otherwise: Callable[[bool], None]
@@ -254,7 +257,10 @@ class Federation:
             self._give_up(outgoing, RelayProblem.UNKNOWN_TWIN_LATER)
             return
         outgoing.twin = twin
-        if self._relays(twin):
+        if outgoing.moved_here is not None and not self._domains.isdisjoint(map(str.lower, twin.relays)):
+            self._finish(outgoing)
+            outgoing.moved_here(outgoing.in_doubt)
+        elif self._relays(twin):
             self._pass(outgoing)
         else:
             self._give_up(outgoing, RelayProblem.NO_RELAYS_LATER)

@@ -32,6 +32,8 @@ class Outgoing:
     expires_at: float
     #: Only for a relay the session is connected to; called when there is none, with whether one may have taken it.
     otherwise: Callable[[bool], None] | None = None
+    #: Called, with the same, when its twin has moved to this relay meanwhile.
+    moved_here: Callable[[bool], None] | None = None
     #: Relays left in this pass, the next one last.
     candidates: list[str] = field(default_factory=list)
     #: Relays that said they would never take it.

@@ -34,11 +34,15 @@ class Federation:
     def __init__(self) -> None:
         self.submitted: list[tuple[int, tuple[str, ...]]] = []
         self.asked: list[Callable[[bool], None]] = []
+        self.moved_here: list[Callable[[bool], None]] = []
         self.problem: RelayProblem | None = None
         self.knows_others = True
 
-    def submit(self, envelope: Envelope, data: bytes, twin: Any, expires_at: float) -> RelayProblem | None:
+    def submit(
+        self, envelope: Envelope, data: bytes, twin: Any, expires_at: float, moved_here: Callable[[bool], None]
+    ) -> RelayProblem | None:
         self.submitted.append((twin.id, twin.relays))
+        self.moved_here.append(moved_here)
         return self.problem
 
     def elsewhere(
@@ -761,6 +765,21 @@ def test_an_envelope_for_a_twin_of_other_relays_is_federated(world: World, feder
     federation.problem = RelayProblem.OVERLOADED
     alice.send(alice.envelope(50, uid="b"))
     assert errors(alice) == [("b", 133, "relay is overloaded, try again later")]
+
+
+def test_an_envelope_for_a_twin_that_moves_to_this_relay_waits_here_and_is_found_out_about_anew(
+    world: World, federation: Federation
+) -> None:
+    world.registry.add(50, relays=("b.example",))
+    alice = world.connect(1)
+    alice.send(alice.envelope(50, uid="a"), alice.envelope(50, uid="b"))
+    world.registry.add(50, relays=("relay.example",))
+    federation.knows_others = False
+    for moved_here in federation.moved_here:
+        moved_here(False)
+    world.turn()
+    assert stored(world, 50) == ["a", "b"] and not alice.received
+    assert uids(world.connect(50)) == ["a", "b"]
 
 
 def test_a_session_that_is_here_is_preferred_to_its_relays(world: World, federation: Federation) -> None:

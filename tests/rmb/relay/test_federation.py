@@ -86,6 +86,7 @@ class Bench:
         self.relays = Relays()
         self.registry = Registry()
         self.failed: list[tuple[str, RelayProblem]] = []
+        self.moved_here: list[tuple[str, bool]] = []
         self.events: list[Any] = []
         self.ranker = Ranker(random.Random(7))
         self.federation = Federation(
@@ -108,7 +109,13 @@ class Bench:
         envelope.source.twin, envelope.destination.twin = source, twin
         known = self.registry.twins.setdefault(twin, Twin(twin, bytes(32), relays))
         expires_at = UNIX + self.clock.seconds() + lifetime_s
-        return self.federation.submit(envelope, envelope.SerializeToString(), known, expires_at)
+        return self.federation.submit(
+            envelope,
+            envelope.SerializeToString(),
+            known,
+            expires_at,
+            lambda in_doubt: self.moved_here.append((uid, in_doubt)),
+        )
 
     def pass_time(self, seconds: float, step: float = 0.05) -> None:
         self.clock.pump([step] * round(seconds / step))
@@ -281,6 +288,19 @@ def test_a_twin_that_moved_is_found_at_its_new_relay(bench: Bench) -> None:
     bench.pass_time(10)
     assert bench.relays.posts[-1] == ("new", ["x"])
     assert bench.failed == []
+
+
+@pytest.mark.parametrize("relays", [("ME.example",), ("other", "me.example")])
+@pytest.mark.parametrize(("why", "in_doubt"), [(Reason.CONNECTION_REFUSED, False), (Reason.TIMEOUT, True)])
+def test_an_envelope_for_a_twin_that_moved_to_this_relay_is_given_back(
+    bench: Bench, relays: tuple[str, ...], why: Reason, in_doubt: bool
+) -> None:
+    bench.relays.answers["old"] = why
+    bench.submit("x", "old")
+    bench.registry.twins[7] = Twin(7, bytes(32), relays)
+    bench.pass_time(10)
+    assert bench.moved_here == [("x", in_doubt)]
+    assert bench.failed == [] and set(bench.relays.asked) == {"old"} and len(bench.federation) == 0
 
 
 @pytest.mark.parametrize(
