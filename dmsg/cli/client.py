@@ -39,7 +39,8 @@ async def open_client(settings: Settings, reactor: Any, *, listening: bool) -> A
     """A running client, stopped in the end.
 
     One that is ``listening`` is published and connected when it is given out: raises ``CommandError`` after
-    :data:`CONNECT_TIMEOUT_S` without a server, or what discovery fails with. Any other connects when it dials.
+    :data:`CONNECT_TIMEOUT_S` without as many servers as it needs, or what discovery fails with. Any other connects when it
+    dials.
     """
     if settings.discovery is None and not settings.servers:
         raise CommandError("give --discovery URL or --server PK@HOST:PORT", Exit.USAGE)
@@ -59,7 +60,7 @@ async def open_client(settings: Settings, reactor: Any, *, listening: bool) -> A
         client.startService()
         try:
             if listening:
-                await _ready(client, events, reactor)
+                await _ready(client, events, reactor, max(1, settings.min_servers or 0))
             events.reasons = None
             yield client
         finally:
@@ -91,16 +92,20 @@ async def _check_servers(settings: Settings, discovery: Any) -> None:
         raise CommandError("discovery knows no server with room", Exit.UNREACHABLE)
 
 
-async def _ready(client: Client, events: _Events, reactor: Any) -> None:
+async def _ready(client: Client, events: _Events, reactor: Any, wanted: int) -> None:
+    """Wait until so many servers are connected and the entry is published."""
+
     def timed_out(result: object, timeout_s: float) -> None:
-        if client.pool.sessions:
+        up = set(map(str, client.pool.sessions))
+        if len(up) >= wanted:
             problem = client.registrar.problem if client.registrar is not None else ""
             why = f": {problem}" if problem else ""  # nothing has failed yet where discovery is silent
             raise CommandError(f"the entry could not be published in discovery{why}", Exit.NO_DISCOVERY)
-        reasons = events.reasons or {}
+        reasons = {server: reason for server, reason in (events.reasons or {}).items() if server not in up}
         tried = "; ".join(f"{server[:12]}… {reason}" for server, reason in reasons.items())
+        found = f"{len(up)} of {wanted} servers" if up else "no server"
         raise CommandError(
-            f"no server within {timeout_s:g} s" + (f": {tried}" if tried else ""),
+            f"{found} within {timeout_s:g} s" + (f": {tried}" if tried else ""),
             Exit.UNREACHABLE,
             {"servers": reasons},
         )

@@ -11,6 +11,7 @@ from twisted.internet.defer import succeed
 from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import Clock, deferLater
 
+from dmsg.address import HostPort, PinnedServer
 from dmsg.cli.channel import Channel, TimedOut, TransportBroken
 from dmsg.cli.client import _Events, open_client
 from dmsg.cli.exits import CommandError, Exit, exit_code
@@ -111,6 +112,18 @@ async def test_a_listener_without_a_server_says_what_it_tried(bench, monkeypatch
             pytest.fail("it is not connected")
     assert caught.value.exit is Exit.UNREACHABLE
     assert caught.value.data["servers"] == {str(gone.public_key): "connection refused"}
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_listener_with_fewer_servers_than_it_was_told_says_what_it_tried(bench, monkeypatch):
+    monkeypatch.setattr("dmsg.cli.client.CONNECT_TIMEOUT_S", 0.5)
+    gone = PinnedServer(bench.key("gone")[0].public_key, HostPort("127.0.0.1", 1))
+    settings = replace(bench.settings(), servers=(bench.pinned[0], gone), min_servers=2)
+    with pytest.raises(CommandError) as caught:
+        async with open_client(settings, bench.reactor, listening=True):
+            pytest.fail("there is one server of two")
+    assert caught.value.exit is Exit.UNREACHABLE
+    assert str(caught.value) == f"1 of 2 servers within 0.5 s: {str(gone.public_key)[:12]}… connection refused"
 
 
 @pytest_twisted.ensureDeferred
