@@ -45,6 +45,15 @@ if TYPE_CHECKING:
 _NO_RELAYS: Final = "no discovery, no server and no list of relays was given: there is nothing to connect to"
 
 
+def _lack_of(known: int, wanted: int) -> tuple[str, str]:
+    """What is wrong where so many relays are known and none can be found, and so many sessions are wanted."""
+    if not known:
+        return "discovery", _NO_RELAYS
+    if known < wanted:
+        return "min_servers", f"is {wanted}, and {known} can be had: without a discovery there are no others"
+    return "", ""
+
+
 class RelayClient(Service, ABC, Generic[S, R, T]):
     """A client of relays as a Twisted service; a protocol's own class makes its sessions and transports.
 
@@ -102,7 +111,11 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
         self._noted: set[S] = set()
         self._min_servers = min_servers
         memory = RelayFile(relay_file, lambda: now_ns() / 1e9) if relay_file is not None else None
-        self._is_lost = discovery is None and relays is None and not servers and not (memory and memory.relays)
+        #: The setting for which it can never be ready, and why; ("", "") for most.
+        self._lack = "", ""
+        if discovery is None and relays is None:
+            known = {one.public_key for one in (*servers, *(memory.relays if memory is not None else ()))}
+            self._lack = _lack_of(len(known), min_servers or 1)
         jitter = Jitter(random)
         self._uniform = jitter.random
         if isinstance(publish, EntryRegistrar):
@@ -186,13 +199,13 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
         """Fires once ``min_servers`` sessions, or one if no number was asked for, are up and published.
 
         Fails with ``ClientStopped`` when the client stops before, or has stopped, and at once with ``ConfigError`` for a client
-        that was given nothing to find a relay by.
+        that was given nothing to find a relay by, or fewer servers than it is to have and nothing to find others by.
         """
         return ensureDeferred(self._when_ready())
 
     async def _when_ready(self) -> None:
-        if self._is_lost:
-            raise ConfigError("discovery", _NO_RELAYS)
+        if self._lack[1]:
+            raise ConfigError(*self._lack)
         while len(self.pool.sessions) < max(1, self._min_servers or 0):
             if self._stopping:
                 raise ClientStopped
@@ -208,8 +221,8 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
     @property
     def problem(self) -> str:
         """Why :meth:`when_ready` still waits, for people; empty if nothing is known to be wrong."""
-        if self._is_lost:
-            return _NO_RELAYS
+        if self._lack[1]:
+            return self._lack[1]
         problem = self.registrar.problem if self.registrar is not None else ""
         unpublished = f"the entry cannot be published: {problem}" if problem else ""
         return "; ".join(filter(None, (self.pool.problem, unpublished)))

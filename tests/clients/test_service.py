@@ -190,6 +190,24 @@ def test_a_client_that_has_nothing_to_find_relays_by_says_so_at_once(network):
     client.stopService()
 
 
+def test_a_client_that_is_to_have_more_relays_than_it_is_given_says_so_at_once(network):
+    """No others can be found without a discovery."""
+    relay, host = RELAYS["0.0.1+call"]
+    given = [PinnedServer(relay.public_key, HostPort(host, 80))] * 2
+    for asked, problem in ((1, ""), (2, "is 2, and 1 can be had: without a discovery there are no others")):
+        client = Client(network, SecretKey.generate(), servers=given, min_servers=asked)
+        client.startService()
+        outcome = []
+        client.when_ready().addBoth(outcome.append)
+        network.advance(5.0)
+        assert len(outcome) == 1 and client.problem == problem
+        if problem:
+            assert outcome[0].check(ConfigError) and outcome[0].value.option == "min_servers"
+            assert client.pool.sessions  # what can be had, it has
+        client.stopService()
+        network.advance(5.0)
+
+
 def test_a_file_of_relays_is_something_to_find_relays_by_only_if_it_names_one(network, tmp_path):
     """A program that keeps such a file has none when it runs for the first time."""
     relay, host = RELAYS["0.0.1+call"]

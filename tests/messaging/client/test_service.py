@@ -11,7 +11,7 @@ from twisted.internet.error import CannotListenError, ConnectionAborted, Connect
 from twisted.internet.protocol import Factory
 from zope.interface import implementer
 
-from dmsg.address import DmsgAddress
+from dmsg.address import DmsgAddress, HostPort, PinnedServer
 from dmsg.clients.access import AllowKeys
 from dmsg.clients.errors import ClientStopped
 from dmsg.clients.limits import ListenerLimits
@@ -579,7 +579,8 @@ async def test_a_client_that_stops_says_goodbye_and_sends_what_was_written(net):
 @sync
 async def test_who_waits_for_a_client_that_stops_or_has_stopped_is_told(net):
     async with net() as world:
-        late = world.new_messaging_client(min_servers=2)
+        gone = PinnedServer(SecretKey.generate().public_key, HostPort("192.0.2.99", 80))
+        late = world.new_messaging_client(min_servers=2, servers=(*world.messaging_pinned, gone))
         late.startService()
         waiting, listening = late.when_ready(), ServerEndpoint(late).listen(Factory())
         await world.stop_client(late)
