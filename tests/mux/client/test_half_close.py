@@ -12,10 +12,11 @@ from zope.interface import implementer
 
 from dmsg.glue.stream_transport import TransportLost
 from dmsg.mux.client.service import ClientConfig
+from dmsg.mux.core.e2e_handshake import CONFIRM_TIMEOUT_S
 from dmsg.mux.core.e2e_negotiation import Security
 from dmsg.mux.core.errors import Unsupported
-from dmsg.mux.core.wire import FWD
-from dmsg.testing.hostile import drop
+from dmsg.mux.core.wire import ACK, FWD
+from dmsg.testing.hostile import RelayFrame, drop
 from dmsg.testing.probes import ConformanceProtocol, PullProducer, PushProducer, pattern
 from tests.worlds import AliceAndBob, ended_cleanly
 
@@ -250,6 +251,36 @@ async def test_a_half_survives_its_path() -> None:
         assert net.clean()
         assert net.b.heard.count("read ended after 100") == 1
         assert net.a.heard.count("write ended") == 1
+
+
+@sync
+async def test_what_comes_on_a_new_path_after_the_grace_is_not_acknowledged() -> None:
+    """The proof is on its way for so long that the responder has given up, and brings the rest of the stream with it."""
+    held: list[RelayFrame] = []
+
+    def hold(frame: RelayFrame) -> list[RelayFrame]:
+        if frame.kind not in (FWD, ACK):
+            return [frame]
+        held.append(frame)
+        return []
+
+    async with Net(config=ClientConfig(resume_grace_s=CONFIRM_TIMEOUT_S / 2)) as net:
+        net.a.transport.write(pattern(100))
+        await net.wait(net.b.when_received(100))
+        net.relay.rule(hold, to=net.bob.public_key, times=None)
+        net.relay.cut(net.alice.public_key)
+        net.a.transport.write(pattern(200))
+        net.a.transport.loseWriteConnection()
+        await net.over(net.b)
+        assert held
+        assert not net.a.lost, "it has another path"
+        net.relay.be_honest()
+        for frame in held:
+            net.relay.send(frame)
+        await net.over(net.a)
+        assert len(net.b.received) == 100
+        assert net.a.heard == ["lost"]
+        assert not ended_cleanly(net.a)
 
 
 @sync
