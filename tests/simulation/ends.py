@@ -15,7 +15,7 @@ from zope.interface import alsoProvides, implementer
 
 from dmsg.discovery.entry import DMSG, MESSAGING
 from dmsg.glue.stream_transport import TransportLost
-from dmsg.glue.transport_state import WRITABLE, TransportState
+from dmsg.glue.transport_state import IN_USE, WRITABLE, TransportState
 from dmsg.mux.core.errors import DeadlineExceeded, Refused
 from tests.simulation.machine import Machine
 from tests.simulation.world import Wanted, World, is_documented
@@ -49,6 +49,8 @@ class Habits:
     gives_up_by: str = "lose"  # "lose", "abort", "half", "raise" or "stop"
     pauses_at: int | None = None  # reads nothing for a while after so much
     pauses_for_s: float = 1.0
+    gulp: int | None = None  # reads nothing for a while after each so much
+    gulp_s: float = 1.0
     closes_on_resume: bool = False
     dials_when_lost: bool = False
     echoes: bool = False  # writes what it reads, and nothing else
@@ -57,9 +59,9 @@ class Habits:
     is_steady: bool = False
 
     @classmethod
-    def drawn(cls, random: Random) -> Habits:
-        """Some habits."""
-        if random.random() < 0.3:
+    def drawn(cls, random: Random, *, streaming: float = 0.3) -> Habits:
+        """Some habits; ``streaming`` is how many are those of a long stream."""
+        if random.random() < streaming:
             return cls.streaming(random)
         total = random.choice([0, random.randrange(100), random.randrange(1_000), random.randrange(30_000)])
         if random.random() < 0.1:
@@ -102,6 +104,8 @@ class Habits:
             closes="half",
             pauses_at=random.choice([None, 1_000, 50_000]),
             pauses_for_s=random.choice([1.0, 10.0]),
+            gulp=random.choice([None, 2_000, 20_000]),
+            gulp_s=random.choice([0.1, 1.0, 10.0]),
         )
 
     @classmethod
@@ -205,10 +209,10 @@ class End(Protocol):
         if self.made != 1 or self.fate.lost:
             self.violation("connectionMade was called twice, or after the end")
         if self.habits.pauses_at == 0:
-            self._pause_reading()
+            self._pause_reading(self.habits.pauses_for_s)
         self.fate.stopped |= self.machine.is_stopping
         if self.habits.deadline_s is not None:
-            self.transport.set_deadline(self.machine.seconds() + self.habits.deadline_s)
+            self.set_deadline(self.habits.deadline_s)
         if self.habits.echoes:
             if self.habits.producer:
                 self.transport.registerProducer(self.transport, True)
@@ -247,7 +251,9 @@ class End(Protocol):
             fate.written += len(data)
             self.transport.write(data)
         if habits.pauses_at is not None and before <= habits.pauses_at < fate.received:
-            self._pause_reading()
+            self._pause_reading(habits.pauses_for_s)
+        elif habits.gulp and before // habits.gulp < fate.received // habits.gulp and self.owner.chaos:
+            self._pause_reading(habits.gulp_s)
         if habits.gives_up_at is not None and before < habits.gives_up_at <= fate.received:
             self._give_up(habits.gives_up_by)
 
@@ -282,6 +288,8 @@ class End(Protocol):
         if not (known or isinstance(value, ConnectionDone | ConnectionAborted | Wanted)):
             self.violation(f"an end for a reason that is not documented: {value!r}")
         lasts = self.sealed and self.world.gentle and not self.fate.stopped
+        # One that is over cannot tell the other, which may have no path. It is the first that has to have a reason.
+        lasts = lasts and self.peer is not None and not self.peer.broke_off and not self.peer.fate.lost
         if lasts and isinstance(value, TransportLost) and not isinstance(value.cause, Refused | DeadlineExceeded):
             self.violation("an end-to-end transport was lost")
         self._check_clean()
@@ -292,9 +300,14 @@ class End(Protocol):
     @property
     def left(self) -> bool:
         """Whether it did not want to read to the end."""
+        return self.fate.closed or self.broke_off
+
+    @property
+    def broke_off(self) -> bool:
+        """Whether it ended of itself, and not in order: without a path, the peer cannot be told."""
         fate = self.fate
         late = any(isinstance(getattr(one.value, "cause", None), DeadlineExceeded) for one in fate.lost)
-        return late or fate.closed or fate.aborted or fate.raised or fate.stopped or self.machine.is_off
+        return late or fate.aborted or fate.raised or fate.stopped or self.machine.is_off
 
     @property
     def is_clean(self) -> bool:
@@ -307,6 +320,18 @@ class End(Protocol):
         """An end that has not closed, and is told that all is well, has all there was."""
         if self.is_clean and not self.left and self.peer is not None and self.fate.received != self.peer.fate.written:
             self.violation(f"told a clean end, and has not all the peer wrote; {self.peer.told()}")
+
+    def check_counts(self) -> None:
+        """What waits to be read is counted, whatever paths there were, and is no more than the peer may send."""
+        if not self.sealed or self.transport.state not in IN_USE or self.transport.detached:
+            return
+        stream, waits = self.transport.stream, self.transport.unread_bytes
+        if stream.unread_bytes != waits:
+            self.violation(f"{stream.unread_bytes} bytes are counted as not read, and {waits} wait")
+        if self.peer is not None:
+            window = max(stream._window.most_given_bytes, self.peer.transport.stream._window.least_bytes)
+            if waits > window + stream._ack_limit_bytes:
+                self.violation(f"{waits} bytes wait to be read, and the window is {window}")
 
     def check_pair(self) -> None:
         """When both are over: an end that was told that the peer has all is right, if the peer has read on."""
@@ -425,16 +450,28 @@ class End(Protocol):
             self.fate.raised = True
             raise Wanted("as the program likes")
 
-    def _pause_reading(self) -> None:
+    def _pause_reading(self, for_s: float) -> None:
         self.reads = self.reads_always = False
         self.transport.pauseProducing()
-        self.machine.callLater(self.habits.pauses_for_s, self.read_on)
+        self.machine.callLater(for_s, self.read_on)
 
     def read_on(self) -> None:
         """Read again."""
         if not self.reads and not self.fate.lost:
             self.reads = True
             self.transport.resumeProducing()
+
+    def set_deadline(self, after_s: float) -> None:
+        """Neither read nor write later than ``after_s`` from now."""
+        self.transport.set_deadline(self.machine.seconds() + after_s)
+
+    def act(self, how: str) -> None:
+        """Do something of a sudden: "lose", "half" or "abort", or set a "deadline"."""
+        if self.made and not self.fate.lost and not self.machine.is_off:
+            if how == "deadline":
+                self.set_deadline(0.05)
+            else:
+                self._give_up(how)
 
     def finish(self) -> None:
         """Come to an end: read on, write nothing more and close."""

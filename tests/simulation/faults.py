@@ -5,14 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from twisted.internet.error import ConnectionLost
+from twisted.python.failure import Failure
+
 from dmsg.testing.memory import Path
 from dmsg.testing.pipe import Pipe
-from tests.simulation.machine import Nothing
+from tests.simulation.machine import Machine, Nothing
 from tests.simulation.programs import Programs
 from tests.simulation.world import RELAY_PORT, World
 
 ALL: Final = (
     "cut",
+    "half_cut",
+    "late_cut",
+    "cuts",
+    "race",
     "freeze",
     "path",
     "relay_killed",
@@ -23,9 +30,16 @@ ALL: Final = (
     "clock",
 )
 #: How much oftener some are than others.
-_WEIGHTS: Final = {"cut": 6, "freeze": 2, "path": 2}
+_WEIGHTS: Final = {"cut": 4, "half_cut": 3, "late_cut": 3, "cuts": 2, "race": 4, "freeze": 2, "path": 2}
+#: How long many cuts go on; no transport may be lost for them.
+_CUTS_S: Final = 6.0
+#: By how much later one end of a connection knows of a cut than the other, at most.
+_LATER_S: Final = 6.0
+_LITTLE_LATER_S: Final = 0.5  # when no transport may be lost for it
 #: Those that cost no transport that is end-to-end.
-GENTLE: Final = frozenset({"cut", "clock", "discovery"})
+GENTLE: Final = frozenset({"cut", "half_cut", "late_cut", "cuts", "race", "clock", "discovery"})
+#: Those that cost no more than a path.
+OF_PATHS: Final = frozenset({"cut", "half_cut", "late_cut", "cuts", "race", "freeze", "path"})
 
 
 class Faults:
@@ -38,6 +52,7 @@ class Faults:
         self._kinds = kinds
         self._storm = False
         self._every_s = 1.0
+        self._cuts_until = 0.0
 
     def begin(self, every_s: float) -> None:
         """A fault about every ``every_s`` from now on."""
@@ -70,16 +85,108 @@ class Faults:
     # --- the kinds -------------------------------------------------------------------------------------------------------
 
     def _cut(self) -> None:
-        """A connection breaks."""
-        pipes = [pipe for pipe in self._world.network.pipes if not pipe.closed]
-        if pipes:
-            pipe = self._random.choice(pipes)
+        """A connection breaks, or all of a machine do at once."""
+        pipes = self._pipes()
+        if not pipes:
+            return
+        pipe, random = self._random.choice(pipes), self._random
+        host = pipe.b.getHost().host
+        for one in [pipe] if random.random() < 0.8 else pipes:
+            if one.b.getHost().host == host and not one.closed:
+                self._cut_now(one)
+
+    def _cut_now(self, pipe: Pipe) -> None:
+        if not pipe.closed:
             self._world.note(f"cut: {pipe.a.getHost().port} to {pipe.b.getHost().host}")
             pipe.cut()
 
+    def _half_cut(self) -> None:
+        """One end of a connection knows that it broke, and the other, to which nothing comes any more, a little later."""
+        pipes, random = self._pipes(), self._random
+        if not pipes:
+            return
+        pipe = random.choice(pipes)
+        later_s = random.choice([0.0, 0.05, random.uniform(0.0, _LITTLE_LATER_S if self._world.gentle else _LATER_S)])
+        end = random.choice([pipe.a, pipe.b])
+        self._world.note(f"cut, at the other end {later_s:.2f} s later: {end.getHost().port} of {end.getHost().host}")
+        pipe.freeze()
+        end.connectionLost(Failure(ConnectionLost()))
+        self._later(later_s, self._cut_later, pipe=pipe)
+
+    def _late_cut(self) -> None:
+        """A connection breaks as soon as data has come, and before anything that is said to it leaves."""
+        pipes, random = self._pipes(), self._random
+        if not pipes:
+            return
+        pipe, least = random.choice(pipes), random.choice([1, 500, 5_000])
+        again = pipe.cut_size
+
+        def cut_size(available: int) -> int:
+            if available >= least and self._storm:
+                pipe.cut_size = again
+                self._world.clock.callLater(0.0, self._cut_now, pipe)
+            return again(available)
+
+        pipe.cut_size = cut_size
+
+    def _cuts(self) -> None:
+        """Whatever connection one client has breaks soon after it was made, for a while. With two such, none would be found."""
+        random, now = self._random, self._world.clock.seconds()
+        if now < self._cuts_until:
+            return
+        program = random.choice(self._programs.all)
+        every_s = random.choice([0.1, 0.3, 1.0])
+        until = now + random.uniform(0.0, _CUTS_S)
+        self._cuts_until = until + _CUTS_S
+        self._world.note(f"cuts at client {program.number} about every {every_s} s")
+
+        def next_cut() -> None:
+            if self._storm and self._world.clock.seconds() < until and program.client is not None:
+                for pipe in program.machine.open_pipes():
+                    if not pipe.frozen and random.random() < 0.7:
+                        self._cut_now(pipe)
+                self._world.clock.callLater(random.expovariate(1 / every_s), next_cut)
+
+        next_cut()
+
+    def _race(self) -> None:
+        """The connection that a sealed transport goes over breaks, and then an end does something or the next one breaks."""
+        random, programs = self._random, self._programs
+        ends = [end for end in programs.open_ends() if end.sealed and not end.machine.is_stopping]
+        if not ends:
+            return
+        end = random.choice(ends)
+        for pipe in end.machine.open_pipes():
+            if not pipe.frozen:
+                self._cut_now(pipe)
+        who = end if end.peer is None or random.random() < 0.5 else end.peer
+        for _ in range(random.randint(1, 2)):
+            after_s = random.choice([0.0, 0.0, 0.1, 0.5, random.expovariate(1.0)])
+            what = random.choice(["act", "act", "cut", "cut", "kill"])
+            if what == "act":
+                self._later(after_s, who.act, how=random.choice(["lose", "half", "abort", "deadline"]))
+            elif what == "cut" or self._world.gentle:
+                self._later(after_s, self._cut_machine, machine=who.machine)
+            else:
+                self._later(after_s, self._relay_killed)
+
+    def _cut_machine(self, machine: Machine) -> None:
+        for pipe in machine.open_pipes():
+            if not pipe.frozen and self._storm:
+                self._cut_now(pipe)
+
+    def _cut_later(self, pipe: Pipe) -> None:
+        if not pipe.closed and not any(isinstance(end.protocol, Nothing) for end in (pipe.a, pipe.b)):
+            pipe.thaw()
+            pipe.cut()
+
+    def _pipes(self) -> list[Pipe]:
+        """The connections that are open and not silent."""
+        return [pipe for pipe in self._world.network.pipes if not pipe.closed and not pipe.frozen]
+
     def _freeze(self) -> None:
         """A connection is silent for a while, and then goes on or breaks."""
-        pipes = [pipe for pipe in self._world.network.pipes if not pipe.closed and not pipe.frozen]
+        pipes = self._pipes()
         if not pipes:
             return
         pipe, random = self._random.choice(pipes), self._random
@@ -115,7 +222,7 @@ class Faults:
         """A relay dies, and comes back."""
         random = self._random
         relay = random.choice(self._world.relays)
-        if relay.service is not None and not relay.service.switch.draining:
+        if self._storm and relay.service is not None and not relay.service.switch.draining:
             relay.kill(silently=random.random() < 0.5)
             self._later(random.expovariate(0.2), relay.start, new_key=random.random() < 0.3)
 

@@ -2,11 +2,60 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from dmsg.messaging.client.service import MessagingClient
 from dmsg.mux.client.service import DmsgClient
 from dmsg.serving.service import RelayService
+from tests.simulation import tables
 
 Client = DmsgClient | MessagingClient
+
+#: What a service remembers, and goes on remembering when it has stopped: each has a limit of its own, or has one thing for
+#: each relay.
+_REMEMBERED: Final = {
+    "Backpressure._held_bytes": "a limit, in fact",
+    "ClientRecord._seen": "the relays that there was a session with",
+    "EntryRegistrar._left": "the entry that is taken back",
+    "EntryRegistrar.keepers": "one for each kind of entry, from the beginning",
+    "RateLimiterTable._buckets": "what addresses have used up of their rates",
+    "RelayScores._measured": "how far relays are",
+    "RelayScores._places": "how relays are ranked",
+    "SessionGoal._learned": "the relays that discovery listed",
+    "SessionPool._failures": "when relays failed last",
+    "_Table._things": "the entries that were looked up last",
+}
+#: What a service has besides that as long as it runs.
+_RUNNING: Final = _REMEMBERED | {
+    "Connection._late_ids": "transports that ended and whose frames may still come; limited",
+    "Crowd._addresses": "the clients that are there",
+    "Crowd._holders": "the clients that are there",
+    "Crowd._places": "the clients that are there",
+    "DmsgClient._noted": "the sessions that are there",
+    "EntryRegistrar._publishers": "the program itself",
+    "FairBucket._debts": "what sources have used up of a rate; paid off with time",
+    "LinkSession._here": "an address for each service",
+    "Member.pairs": "rates towards clients that do not know this one; limited",
+    "MessagingClient._noted": "the sessions that are there",
+    "Openings._paths": "what was learned of the ways to the peers that were spoken to last; limited",
+    "PathWindow._rates": "how much went through a path of late",
+    "RecentIds._count": "ids that were used; limited",
+    "RecentIds._newer": "ids that were used; limited",
+    "RecentIds._older": "ids that were used; limited",
+    "RecentSet._items": "keys that were accepted last; limited",
+    "RelayService._shells": "the clients that are there",
+    "RequestRates._sources": "clients that are there and have asked",
+    "RequestRates._targets": "clients that are there and were asked for",
+    "ServerSession._here": "an address for each service",
+    "Services._ports": "what the program listens on",
+    "SessionPool._addresses": "the sessions that are there",
+    "SessionPool._led_to": "sessions that dials have made; a few are kept",
+    "SessionPool.sessions": "the sessions that are there",
+    "Switch.members": "the clients that are there",
+    "Tally._counts": "the clients that are there",
+    "Tally._levels": "the clients that are there",
+    "sessions_change._waiting": "the program waits for more relays than there are",
+}
 
 
 def of_relay(relay: RelayService) -> dict[str, int]:
@@ -23,7 +72,9 @@ def of_relay(relay: RelayService) -> dict[str, int]:
             "legs": sum(len(member.legs) for member in members),
             "places": sum(member.incoming.count + member.unanswered.count for member in members),
             "requests": sum(member.dials + member.pending_requests for member in members),
+            "bytes": sum(abs(member.queued_to) + abs(member.queued_from) + member.control_bytes for member in members),
         }
+        | tables.held(relay, _RUNNING if relay.running else _REMEMBERED)
     )
 
 
@@ -44,7 +95,8 @@ def of_client(client: Client, *, reads: bool = True) -> dict[str, int]:
     if isinstance(client, DmsgClient):
         held["resumable"] = len(client.resumable._by_peer)
         held["buffered bytes"] = client._buffers.used_bytes if reads else 0
-    return _some(held)
+    filled = tables.held(client, _RUNNING if client.running else _REMEMBERED)
+    return _some(held | (filled if reads else {}))
 
 
 def _some(held: dict[str, int]) -> dict[str, int]:

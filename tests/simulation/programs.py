@@ -54,16 +54,26 @@ class Kind:
     config: ClientConfig
 
     @classmethod
-    def drawn(cls, random: Random) -> Kind:
+    def drawn(cls, random: Random, *, streaming: bool) -> Kind:
         """Some kind."""
         security = random.choice([Security.PREFER, Security.PREFER, Security.E2E, Security.HOP])
-        rate = random.choice([None, None, 4e6, 20e6])
+        config = drawn_config(random)
+        if streaming:
+            connection = replace(
+                config.connection,
+                secure_window_bytes=random.choice([20_000, 70_000, 500_000]),
+                ack_limit_bytes=random.choice([1_000, 20_000]),
+                rekey_after_frames=random.choice([3, 50, 1_000_000]),
+            )
+            config = replace(config, connection=connection, resume_grace_s=30.0)
+            security = random.choice([Security.PREFER, Security.E2E])
+        rate = random.choice([None, None, 1e6, 4e6, 20e6])
         link = (
             None
             if rate is None
             else {"delay_s": random.choice([0.001, 0.02, 0.1]), "bits_per_s": rate, "buffer_bytes": 65_536}
         )
-        return cls(security, random.random() < 0.8, random.choice([None, None, 1, 2, 3]), link, drawn_config(random))
+        return cls(security, random.random() < 0.8, random.choice([None, None, 1, 2, 3]), link, config)
 
 
 def drawn_config(random: Random) -> ClientConfig:
@@ -286,11 +296,13 @@ class Programs:
         self.chaos = False
         self.ends: dict[int, End] = {}
         self._numbers = count(1)
-        self.all = [Program(world, self, number, Kind.drawn(self.random)) for number in range(clients)]
+        self.all: list[Program] = []
+        for number in range(clients):
+            self.all.append(Program(world, self, number, Kind.drawn(self.random, streaming=world.streaming)))
 
     def new_end(self, machine: Machine, habits: Habits | None = None) -> End:
         """A new end on ``machine``."""
-        drawn = habits or (Habits.drawn(self.random) if self.chaos else Habits.answering())
+        drawn = habits or (self._habits() if self.chaos else Habits.answering())
         end = End(self.world, self, machine, drawn, next(self._numbers))
         self.ends[end.number] = end
         return end
@@ -328,12 +340,15 @@ class Programs:
         other = random.choice(self.all)
         how: dict[str, Any] = {}
         if self.world.protocol == MESSAGING:
-            program.dial(other, Habits.drawn(random))
+            program.dial(other, self._habits())
             return
         if random.random() < 0.2:
             how["security"] = random.choice(list(Security))
         service = SERVICE if random.random() < 0.3 else ""
-        program.dial(other, Habits.drawn(random), service, **how)
+        program.dial(other, self._habits(), service, **how)
+
+    def _habits(self) -> Habits:
+        return Habits.drawn(self.random, streaming=0.8 if self.world.streaming else 0.3)
 
     # --- chaos -------------------------------------------------------------------------------------------------------------
 
@@ -383,6 +398,11 @@ class Programs:
     def _check_over(end: End) -> None:
         if not end.fate.lost and end.reads:  # one that does not read is told when it does
             end.violation("is not over, and its client has stopped")
+
+    def check_counts(self) -> None:
+        """What open transports count is right."""
+        for end in self.open_ends():
+            end.check_counts()
 
     def check_pairs(self) -> None:
         """What the two sides of transports were told fits together; all of them are over."""

@@ -14,7 +14,7 @@ from dmsg.mux.core.e2e_negotiation import Security
 from dmsg.testing.pipe import PipeEnd
 from tests.simulation import leftovers
 from tests.simulation.ends import ANSWER_BYTES, Habits
-from tests.simulation.faults import ALL, GENTLE, Faults
+from tests.simulation.faults import ALL, GENTLE, OF_PATHS, Faults
 from tests.simulation.programs import Program, Programs
 from tests.simulation.world import Stuck, World
 
@@ -59,6 +59,8 @@ class _Run:
         self.programs = Programs(world, self.random.randint(2, 4))
         # Some kinds in each run, so that no kind hides what another one would have shown.
         kinds = tuple(kind for kind in kinds if self.random.random() < 0.4) or kinds
+        if world.streaming:
+            kinds = tuple(kind for kind in kinds if kind in OF_PATHS) or kinds
         world.note(f"faults: {', '.join(kinds)}")
         self.faults = Faults(world, self.programs, kinds)
         patient = all(program.kind.config.resume_grace_s >= 30.0 for program in self.programs.all)
@@ -85,6 +87,7 @@ class _Run:
         while (left := end - self.world.clock.seconds()) > 0:
             self.world.run_until(lambda: False, min(1.0, left))
             self.world.check_promises()
+            self.programs.check_counts()
 
     def _recover(self) -> None:
         world, programs = self.world, self.programs

@@ -30,6 +30,7 @@ from dmsg.mux.relay.limits import RelayLimits
 from dmsg.mux.relay.service import DmsgRelay
 from dmsg.serving.service import RelayService
 from dmsg.testing.memory import MemoryNetwork, Path
+from tests.simulation import leftovers
 from tests.simulation.machine import Machine
 
 STARTS_AT_S: Final = 1_790_000_000.0
@@ -148,6 +149,9 @@ class Relay:
             self.service = None
         self._world.note(f"{machine} has stopped")
         self._world.idle_machines.append(machine)
+        held = leftovers.of_relay(service)
+        if held:
+            self._world.violation(f"{machine} has stopped and holds {held}")
 
 
 class LoggedErrors:
@@ -207,6 +211,8 @@ class World:
         self.store = MemoryStore(random=self.random("store"))
         #: The system that relays and clients speak.
         self.protocol = random.choice([DMSG, DMSG, DMSG, MESSAGING])
+        #: Whether most transports are long streams that are read slowly, and most faults cost them their path.
+        self.streaming = self.protocol == DMSG and random.random() < 0.35
         self.listing = ServerListing(self.store, self.random("listing"), protocol=self.protocol)
         self.discovery_state = "answers"
         #: By how much the clocks on the wall, those of discovery among them, are wrong.
