@@ -64,6 +64,7 @@ class Peer:
         self.ahead_s = 0.0
         #: When it was killed or stopped last, and when it began again.
         self.gone_at = self.back_at = -1.0
+        self.killed_at: list[float] = []
 
     def __str__(self) -> str:
         return f"peer {self.address}"
@@ -102,6 +103,7 @@ class Peer:
     def kill(self, *, silently: bool = False) -> None:
         self.running = False
         self.gone_at = self.world.network.seconds()
+        self.killed_at.append(self.gone_at)
         self.world.graves.append((self.process, self.gateway))
         self.process.kill(silently=silently)
 
