@@ -92,7 +92,7 @@ def _entry(sequence: int) -> Entry:
 
 
 def _converse(choices: Choices) -> None:
-    """Requests of one connection, and what each is to be answered: by a store beside it that is told the same."""
+    """Requests of one connection, and the answer that a second store, with the same entries, gives to each."""
     from dmsg.discovery.api import DiscoveryApi, make_site
     from dmsg.discovery.stores.memory import MemoryStore
 

@@ -1,6 +1,6 @@
 """Every container and count that an object holds, however deep: at rest it is empty or 0, unless it is known why not.
 
-Nobody has to think of a table that is added to the code later: it is found, and has to be empty or explained.
+The walk finds a table that is added to the code later, too: it has to be empty or explained.
 """
 
 from __future__ import annotations

@@ -28,4 +28,4 @@ def test_what_is_known_is_named_by_its_class_a_base_class_or_where_it_is() -> No
     services: Services[Offers[str]] = Services(ListenerLimits())
     services.arrivals.add("an offer", "a key")
     for name in ("Offers", "object", "arrivals"):
-        assert held(services, {f"{name}._offers": "is to be", f"{name}._held": "is to be"}) == {}
+        assert held(services, {f"{name}._offers": "expected here", f"{name}._held": "expected here"}) == {}

@@ -12,6 +12,7 @@ from dmsg.rmb.core.address import SessionAddress
 from .network import cut, ends_of
 
 if TYPE_CHECKING:
+    from .peers import Peer
     from .sessions import Client
     from .world import World
 
@@ -58,7 +59,7 @@ class Profile:
 
     @property
     def refuses(self) -> bool:
-        """Whether what is no request may be refused, of which nobody hears."""
+        """Whether an envelope that is no request may be refused. Its sender is not told of that."""
         return (
             self.has("registry", "store", "part", "kill relay", "stop relay", "cut", "freeze")
             or self.full
@@ -302,18 +303,21 @@ def rival(world: World) -> None:
 
 
 def stop_client(world: World, client: Client | None = None) -> None:
-    client = client or world.random.choice(world.clients)
-    if client.running:
-        world.note(f"stop {client}")
-        process = client.process
+    _stop(world, client or world.random.choice(world.clients))
+
+
+def _stop(world: World, program: Client | Peer) -> None:
+    if program.running:
+        world.note(f"stop {program}")
+        process = program.process
 
         def stopped(outcome: Any) -> None:
-            world.note(f"{client} has stopped")
-            world.check_ended(process, str(client))
+            world.note(f"{program} has stopped")
+            world.check_ended(process, str(program))
             process.kill()
-            world.network.callLater(world.random.choice([0.1, 5.0]), start_again, world, client)
+            world.network.callLater(world.random.choice([0.1, 5.0]), start_again, world, program)
 
-        client.stop().addBoth(stopped)
+        program.stop().addBoth(stopped)
 
 
 def move(world: World) -> None:
@@ -359,18 +363,7 @@ def kill_peer(world: World) -> None:
 
 
 def stop_peer(world: World) -> None:
-    peer = world.random.choice(world.peers)
-    if peer.running:
-        world.note(f"stop {peer}")
-        process = peer.process
-
-        def stopped(outcome: Any) -> None:
-            world.note(f"{peer} has stopped")
-            world.check_ended(process, str(peer))
-            process.kill()
-            world.network.callLater(world.random.choice([0.1, 5.0]), start_again, world, peer)
-
-        peer.stop().addBoth(stopped)
+    _stop(world, world.random.choice(world.peers))
 
 
 def redis(world: World) -> None:

@@ -324,7 +324,7 @@ class Raw:
         now = self.world.network.seconds()
         sent = self.world.sent.get(envelope.uid)
         if sent is None:
-            self.world.fail(f"{self} got an envelope that nobody has sent: {envelope}")
+            self.world.fail(f"{self} got an envelope that was not sent: {envelope}")
         elif envelope.HasField("error") and not envelope.source.twin:
             if sent.sender.address != self.address:
                 self.world.fail(f"{self} got an error for another's {sent}")

@@ -364,7 +364,7 @@ class World(Checks):
         for call in self.calls:
             if call.ended_at is None and not call.was_killed:
                 self.fail(f"never ended: {call}")
-        gc.collect()  # errors of Deferreds that nobody looks at
+        gc.collect()  # reports the errors of Deferreds without an errback
 
     def check_ended(self, process: Any, name: str) -> None:
         """Nothing is left of a program that has stopped."""

@@ -31,8 +31,8 @@ def outline(envelope: Envelope) -> Envelope:
     """The fields that are needed while an envelope waits: all but payload, signature, federation and relays.
 
     A parsed envelope keeps everything that stood in it, fields that are not known and earlier ones of a oneof, too, and
-    takes up to 13 times the bytes that came. So the outline is a new one, and ``envelope``, which has lost the other fields,
-    is to be let go.
+    takes up to 13 times the bytes that came. So the outline is a new one. ``envelope`` has lost the other fields:
+    drop it.
     """
     for name in _LEFT_OUT:
         envelope.ClearField(name)

@@ -255,7 +255,7 @@ async def test_a_half_survives_its_path() -> None:
 
 @sync
 async def test_what_comes_on_a_new_path_after_the_grace_is_not_acknowledged() -> None:
-    """The proof is on its way for so long that the responder has given up, and brings the rest of the stream with it."""
+    """The proof arrives after the responder has given up. The rest of the stream comes with it."""
     held: list[RelayFrame] = []
 
     def hold(frame: RelayFrame) -> list[RelayFrame]:
