@@ -179,6 +179,11 @@ def _connect(target: str, scheme: str, options: Mapping[str, Any]) -> tuple[Any,
 class _Remote(abc.ABC):
     """A file system of fsspec: connected when it is first used, its exceptions translated."""
 
+    #: Whether its library connects again by itself. Otherwise, as with FTP and SFTP, a connection that a server or a firewall
+    #: has ended between two files would fail for ever. So after a failure another one is made, at once if the connection was
+    #: not a new one.
+    _reconnects = False
+
     def __init__(self, target: str, connect: Callable[[], tuple[Any, str]], *, read_back: bool) -> None:
         self.text = redact(target)
         self._target = target
@@ -189,16 +194,32 @@ class _Remote(abc.ABC):
 
     def deliver(self, path: str, content: Content) -> None:
         """Write, check; the order is the subclass's."""
+        if not self._try(path, content, may_be_over=not self._reconnects):
+            self._try(path, content, may_be_over=False)
+
+    def _try(self, path: str, content: Content, *, may_be_over: bool) -> bool:
+        """Deliver; ``False`` if that failed on a connection from before, which ``may_be_over``."""
+        connected: tuple[Any, str] | None = None
+        is_new = False
         try:
             with self._connecting:
                 if self._connected is None:
+                    is_new = True
                     self._connected = self._connect()
-            file_system, root = self._connected
+                connected = self._connected
+            file_system, root = connected
             self._deliver(file_system, f"{root}/{path}", content)
         except ShippingError:
             raise
         except Exception as error:  # fsspec's back ends raise whatever their libraries do
+            if not self._reconnects:
+                with self._connecting:
+                    if self._connected is connected:
+                        self._connected = None
+            if may_be_over and not is_new:
+                return False
             raise ShippingError(reason_of(error), clip(error, self._target)) from None
+        return True
 
     @abc.abstractmethod
     def _deliver(self, file_system: Any, final: str, content: Content) -> None:
@@ -225,6 +246,8 @@ class _Remote(abc.ABC):
 
 class ObjectDestination(_Remote):
     """An object store. ``conditional``: it can be asked to create an object only if there is none of that name."""
+
+    _reconnects = True
 
     def __init__(
         self, target: str, connect: Callable[[], tuple[Any, str]], *, conditional: bool = False, read_back: bool = False

@@ -302,6 +302,47 @@ def test_what_was_written_wrongly_is_not_published(tmp_path: Path, content: tupl
     assert file_system.find(root) == []
 
 
+def test_a_connection_that_was_ended_meanwhile_is_made_anew(tmp_path: Path, event_file: Any) -> None:
+    """As fsspec's FTP and SFTP: what holds the one connection fails for ever once the server has ended it."""
+
+    class Connection:
+        def __init__(self) -> None:
+            import fsspec
+
+            self.is_up = is_server_up
+            self._inner = fsspec.filesystem("file", auto_mkdir=True, skip_instance_cache=True)
+
+        def __getattr__(self, name: str) -> Any:
+            if not self.is_up:
+                raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+            return getattr(self._inner, name)
+
+    is_server_up = True
+    connections: list[Connection] = []
+
+    def connect() -> tuple[Any, str]:
+        connections.append(Connection())
+        return connections[-1], str(tmp_path / "landing")
+
+    destination = StagedDestination("sftp://host/landing", connect, token="00", one_at_a_time=True)
+    files = [make(tmp_path / "events", event_file, number) for number in range(4)]
+    destination.deliver(*files[0])
+    destination.deliver(*files[1])
+    assert len(connections) == 1
+    connections[0].is_up = False  # nothing was shipped for a while
+    destination.deliver(*files[2])
+    assert len(connections) == 2
+    connections[1].is_up = is_server_up = False
+    for made in (3, 4):  # it is the server, and not the connection: one trial each
+        with pytest.raises(ShippingError) as caught:
+            destination.deliver(*files[3])
+        assert caught.value.reason == "unreachable"
+        assert len(connections) == made
+    is_server_up = True
+    destination.deliver(*files[3])
+    assert set(everything(tmp_path / "landing")) == {path for path, _ in files}
+
+
 def test_exceptions_of_libraries_become_reasons(tmp_path: Path, content: tuple[str, Content]) -> None:
     class EndpointConnectionError(Exception):
         """As botocore's."""
