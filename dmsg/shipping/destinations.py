@@ -212,13 +212,15 @@ class _Remote(abc.ABC):
         except ShippingError:
             raise
         except Exception as error:  # fsspec's back ends raise whatever their libraries do
-            if not self._reconnects:
+            reason = reason_of(error)
+            # Credentials are read when connecting: where they are refused there may be others by now.
+            if not self._reconnects or reason == "denied":
                 with self._connecting:
                     if self._connected is connected:
                         self._connected = None
             if may_be_over and not is_new:
                 return False
-            raise ShippingError(reason_of(error), clip(error, self._target)) from None
+            raise ShippingError(reason, clip(error, self._target)) from None
         return True
 
     @abc.abstractmethod

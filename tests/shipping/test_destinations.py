@@ -343,6 +343,39 @@ def test_a_connection_that_was_ended_meanwhile_is_made_anew(tmp_path: Path, even
     assert set(everything(tmp_path / "landing")) == {path for path, _ in files}
 
 
+def test_credentials_that_were_renewed_are_read_again(tmp_path: Path, event_file: Any) -> None:
+    """As s3fs: it reads ~/.aws when it is made, and what a store refuses with is a PermissionError."""
+
+    class Client:
+        def __init__(self) -> None:
+            import fsspec
+
+            self._token = token
+            self._inner = fsspec.filesystem("file", auto_mkdir=True, skip_instance_cache=True)
+
+        def __getattr__(self, name: str) -> Any:
+            if self._token != token:
+                raise PermissionError(errno.EACCES, "The provided token has expired.")
+            return getattr(self._inner, name)
+
+    token, made = "monday", []
+
+    def connect() -> tuple[Any, str]:
+        made.append(Client())
+        return made[-1], str(tmp_path / "landing")
+
+    destination = ObjectDestination("s3://bucket/landing", connect)
+    files = [make(tmp_path / "events", event_file, number) for number in range(2)]
+    destination.deliver(*files[0])
+    token = "tuesday"
+    with pytest.raises(ShippingError) as caught:
+        destination.deliver(*files[1])
+    assert caught.value.reason == "denied"
+    destination.deliver(*files[1])
+    assert len(made) == 2
+    assert set(everything(tmp_path / "landing")) == {path for path, _ in files}
+
+
 def test_exceptions_of_libraries_become_reasons(tmp_path: Path, content: tuple[str, Content]) -> None:
     class EndpointConnectionError(Exception):
         """As botocore's."""
