@@ -144,10 +144,13 @@ class SessionGoal:
         self._listed.stop()
         self._wake_in(None)
         if self._memory is not None:
+            self._memory.holds(self._pool.chosen)
             self._memory.save()
 
-    def lost(self) -> None:
-        """A session is over: another group is wanted soon."""
+    def lost(self, relay: PublicKey) -> None:
+        """The session with ``relay`` is over: another group is wanted soon."""
+        if self._memory is not None:
+            self._memory.holds([relay])
         self._idle_looks = 0
         if not self._pool.chosen:
             self._alone_since = self._clock.seconds()
@@ -275,6 +278,7 @@ class SessionGoal:
 
     def _note_worked(self, relay: PublicKey) -> None:
         if self._memory is not None:
+            self._memory.holds(self._pool.chosen)  # the others may have been connected for months
             self._memory.worked(relay, self._pool.address_of(relay))
             self._memory.save()
 

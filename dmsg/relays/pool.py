@@ -276,7 +276,7 @@ class SessionPool(Generic[S]):
             # All its clients have lost it at this moment, and are not to come back at the same one.
             self._rest(session.server, 1)
             self._changed()
-            self._goal.lost()
+            self._goal.lost(session.server)
 
     def _forget(self, relay: PublicKey) -> S:
         """Take the session with ``relay`` out of the pool. Where the relay is stays known while it is connected to anew."""

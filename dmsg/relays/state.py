@@ -15,7 +15,7 @@ import json
 import os
 import stat
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -76,8 +76,15 @@ class RelayFile:
 
     def worked(self, relay: PublicKey, address: HostPort) -> None:
         """There is a session with ``relay``."""
-        self._put(relay, address, int(self._now_s()))
+        _, before_s = self._relays.get(relay, (address, 0))
+        self._put(relay, address, max(int(self._now_s()), before_s))  # a clock that is not set yet makes nothing older
         self._changed = True
+
+    def holds(self, relays: Iterable[PublicKey]) -> None:
+        """There are still sessions with ``relays``, or were a moment ago: those that are remembered have worked until now."""
+        for relay in relays:
+            if relay in self._relays:
+                self.worked(relay, self._relays[relay][0])
 
     def forget(self, relay: PublicKey) -> None:
         """``relay`` is none any more."""
@@ -157,7 +164,11 @@ def _read(path: Path) -> bytes:
 
 
 def _parse(data: bytes, now_s: float) -> list[tuple[PublicKey, HostPort, int]]:
-    """The relays in ``data``, the newest last; raises ``ValueError`` for what this version did not write."""
+    """The relays in ``data``, the newest last; raises ``ValueError`` for what this version did not write.
+
+    Times that have not come yet are taken, too: a machine without a battery for its clock begins in 1970, and another clock
+    may have been set back.
+    """
     if len(data) > FILE_LIMIT_BYTES:
         raise ValueError(f"longer than {FILE_LIMIT_BYTES} bytes")
     try:
@@ -167,7 +178,7 @@ def _parse(data: bytes, now_s: float) -> list[tuple[PublicKey, HostPort, int]]:
     if type(document) is not dict or document.get("version") != _VERSION or type(document.get("relays")) is not list:
         raise ValueError(f"not a file of version {_VERSION}")
     found = [_relay(one) for one in document["relays"]]
-    return sorted((one for one in found if now_s - AGE_LIMIT_S < one[2] <= now_s), key=lambda one: one[2])
+    return sorted((one for one in found if now_s - AGE_LIMIT_S < one[2]), key=lambda one: one[2])
 
 
 def _relay(members: Any) -> tuple[PublicKey, HostPort, int]:

@@ -114,14 +114,28 @@ def test_the_file_is_bounded_and_no_group_fills_it(tmp_path):
     assert path.stat().st_size < module.FILE_LIMIT_BYTES
 
 
-def test_what_is_old_or_from_the_future_is_left_out(tmp_path):
+def test_what_is_old_is_left_out(tmp_path):
     path = tmp_path / "relays.json"
     kept = opened(path)
     kept.worked(RELAYS[0], place(0))
     kept.save()
     assert opened(path, NOW_S + module.AGE_LIMIT_S - 1).relays
     assert not opened(path, NOW_S + module.AGE_LIMIT_S).relays
-    assert not opened(path, NOW_S - 1).relays
+
+
+def test_a_clock_that_is_not_set_yet_makes_nothing_forgotten(tmp_path):
+    """A machine without a battery for its clock is in 1970 until the network has told it the time."""
+    path = tmp_path / "relays.json"
+    kept = opened(path)
+    for number in range(3):
+        kept.worked(RELAYS[number], place(number))
+    kept.save()
+    booted = opened(path, 20)
+    assert {one.public_key for one in booted.relays} == {*RELAYS[:3]}
+    booted.worked(RELAYS[1], place(7))
+    booted.save()
+    later = {one.public_key: one.address for one in opened(path, NOW_S + 60).relays}
+    assert later == {RELAYS[0]: place(0), RELAYS[1]: place(7), RELAYS[2]: place(2)}
 
 
 GOOD = {"public_key": str(RELAYS[0]), "address": "192.0.2.1:80", "connected": NOW_S}
@@ -324,6 +338,52 @@ async def test_a_client_remembers_the_relays_it_chose(world):
             == set(client.pool.sessions)
             == {*RELAYS[:2]}
         )
+
+
+@pytest_twisted.ensureDeferred
+async def test_relays_that_were_connected_all_the_time_are_not_forgotten(world):
+    """What counts is when a relay was connected last, and not when its connection began."""
+    async with world:
+        for number in range(3):
+            world.add(number, listed=number < 2)
+        client = world.client()
+        world.memory.advance(5)
+        world.memory.advance(module.AGE_LIMIT_S)
+        assert set(client.pool.sessions) == {*RELAYS[:2]}
+        await client.stopService()
+        now_s = world.memory.clock.seconds()
+        assert {one.public_key for one in opened(world.path, now_s).relays} == {*RELAYS[:2]}
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_relay_that_was_lost_after_months_is_not_forgotten(world):
+    async with world:
+        for number in range(2):
+            world.add(number)
+        client = world.client()
+        world.memory.advance(5)
+        world.memory.advance(module.AGE_LIMIT_S)
+        world.memory.refuse(place(0).host)
+        client.pool.sessions[RELAYS[0]].abort()
+        world.memory.advance(3600)
+        await client.stopService()
+        now_s = world.memory.clock.seconds()
+        assert {one.public_key for one in opened(world.path, now_s).relays} == {*RELAYS[:2]}
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_relay_that_comes_back_says_that_the_other_one_is_still_there(world):
+    async with world:
+        for number in range(2):
+            world.add(number)
+        client = world.client()
+        world.memory.advance(5)
+        world.memory.advance(module.AGE_LIMIT_S)
+        client.pool.sessions[RELAYS[0]].abort()
+        world.memory.advance(10)
+        assert set(client.pool.sessions) == {*RELAYS[:2]}
+        now_s = world.memory.clock.seconds()
+        assert {one.public_key for one in opened(world.path, now_s).relays} == {*RELAYS[:2]}
 
 
 @pytest_twisted.ensureDeferred
