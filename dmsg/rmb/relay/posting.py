@@ -61,7 +61,7 @@ class RelayPoster:
         self._plain_loopback = scheme == "auto" and any(map(is_loopback, domains))
         self._signer = signer
         self._known = frozenset(known) if signer is not None else frozenset()
-        #: Relays that did not take several envelopes in a post, and until when they are not asked to, in Unix seconds.
+        #: Relays that did not take several envelopes in a post, and when that was, in Unix seconds.
         self._single: dict[str, float] = {}
 
     @staticmethod
@@ -77,7 +77,10 @@ class RelayPoster:
     def knows(self, relay: str) -> bool:
         """See :class:`~dmsg.rmb.relay.federation.Poster`."""
         name = relay.lower()
-        return name in self._known and self._single.get(name, 0.0) <= self._unix_time()
+        refused_at = self._single.get(name)
+        # Later than now if the clock has been set back since: it may be what the other relay did not believe.
+        rests = refused_at is not None and 0 <= self._unix_time() - refused_at < SINGLE_S
+        return name in self._known and not rests
 
     def post(self, relay: str, envelopes: Sequence[bytes], connected_only: bool) -> Deferred[list[int]]:
         """See :class:`~dmsg.rmb.relay.federation.Poster`."""
@@ -108,7 +111,7 @@ class RelayPoster:
                 raise NotPosted(Reason.ANSWERED_OTHERWISE)
             return statuses
         if status in _UNKNOWN and headers["Content-Type"] is SEVERAL_TYPE:
-            self._single[relay.lower()] = self._unix_time() + SINGLE_S
+            self._single[relay.lower()] = self._unix_time()
             status = TOO_EARLY  # one by one, in the next pass
         return [status] * len(envelopes)
 

@@ -33,7 +33,7 @@ from dmsg.rmb.core.wire import Envelope
 from dmsg.rmb.relay.errors import NotPosted
 from dmsg.rmb.relay.ingest import Ingest, body_limit
 from dmsg.rmb.relay.peering import BATCH_BYTES, HEADER, Body, Signer, Verifier
-from dmsg.rmb.relay.posting import RelayPoster, is_loopback
+from dmsg.rmb.relay.posting import SINGLE_S, RelayPoster, is_loopback
 from dmsg.rmb.twins.cache import TwinCache
 from dmsg.rmb.twins.errors import RegistryError
 
@@ -140,11 +140,16 @@ def poster(reactor: Any) -> Any:
     """``poster(known=…, key=…)``: a :class:`RelayPoster` that calls itself sender.example."""
     made = []
 
-    def make(known: Any = (), key: ed25519.SigningKey = OURS, **options: Any) -> RelayPoster:
+    def make(
+        known: Any = (),
+        key: ed25519.SigningKey = OURS,
+        unix_time: Callable[[], float] = time.time,
+        **options: Any,
+    ) -> RelayPoster:
         signer = Signer("sender.example", key, random_bytes)
         made.append(
             RelayPoster(
-                RelayPoster.connect(reactor), time.time, domains=["localhost"], signer=signer, known=known, **options
+                RelayPoster.connect(reactor), unix_time, domains=["localhost"], signer=signer, known=known, **options
             )
         )
         return made[-1]
@@ -200,6 +205,22 @@ async def test_a_relay_that_does_not_understand_several_is_posted_to_one_by_one(
     assert await sender.post(there.name, [envelope("a"), envelope("b")], False) == [425, 425]
     assert not sender.knows(there.name)
     assert await sender.post(there.name, [envelope("a")], False) == [202]
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_relay_whose_clock_was_wrong_is_believed_once_it_is_set(relay: Any, poster: Any) -> None:
+    """Its clock was an hour ahead, as after a boot with a wrong one. It need not wait for that hour to come again."""
+    ahead_s = 3600.0
+    there = relay()
+    sender = poster({there.name}, unix_time=lambda: time.time() + ahead_s)
+    assert await sender.post(there.name, [envelope("a"), envelope("b")], False) == [425, 425]
+    assert there.refused == [Reason.TIME_IS_OFF] and not sender.knows(there.name)
+    ahead_s = SINGLE_S / 2 + 3600.0
+    assert not sender.knows(there.name)
+    ahead_s = 0.0
+    assert sender.knows(there.name)
+    assert await sender.post(there.name, [envelope("a"), envelope("b")], False) == [202, 202]
+    assert there.taken == [("a", False), ("b", False)]
 
 
 @pytest_twisted.ensureDeferred
