@@ -369,6 +369,7 @@ class Exchange:
             number = receiver.admit(envelope, now_s)
             if number is not None:
                 twin = await self._registry.get(number)
+                now_s = self._now_s()  # the registry may have taken long
                 payload = receiver.open(envelope, twin, now_s)
                 if envelope.HasField("request") and not self._may_answer(twin):
                     raise wrong.NoSenderKey

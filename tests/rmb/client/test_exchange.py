@@ -130,6 +130,25 @@ def test_nothing_is_sent_before_the_start_and_after_the_end(world: Any) -> None:
 # --- requests --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("looked_up_s", "left_s"), [(12, 18), (40, None)])
+def test_the_time_it_takes_to_look_a_sender_up_is_part_of_a_request_s_life(
+    scene: Any, looked_up_s: int, left_s: int | None
+) -> None:
+    world, relay, gateway = scene
+    caller = world.client(CALLER, relay, session="s")
+
+    def deliver_slowly(message: bytes, envelope: Envelope) -> list[bytes]:
+        world.registry.silent = envelope.HasField("request")
+        return [message]
+
+    relay.mangle = deliver_slowly
+    call = ensureDeferred(caller.call(GATEWAY, "any.command", timeout=30))
+    call.addErrback(lambda failure: failure.trap(CallTimeout, Stopped))
+    world.settle(looked_up_s)
+    world.registry.release()
+    assert [request.remaining_s for request in gateway.requests] == ([] if left_s is None else [left_s])
+
+
 def test_a_request_keeps_the_life_it_came_with(scene: Any) -> None:
     world, relay, gateway = scene
     world.registry.add(CALLER)
