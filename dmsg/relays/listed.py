@@ -88,8 +88,10 @@ class ListedRelays:
         try:
             entries = await discovery.available_servers(self._protocol)
         except DiscoveryError as error:
-            _log.warn("Discovery gave no servers: {error}", error=error)
-            self.problem = f"discovery: {error}"
+            problem = f"discovery: {error}"
+            if problem != self.problem:  # said once: it is asked every few seconds, and may be away for weeks
+                _log.warn("Discovery gave no servers: {error}", error=error)
+                self.problem = problem
             return
         await self._watch.first_look()
         relays = []
