@@ -45,6 +45,8 @@ class Introduction:
         self._hosts = parse_relays(format_relays(hosts))
         self._places = places
         self._uniform = uniform
+        #: What went wrong last.
+        self._problem = ""
 
     async def find(self) -> Twin:
         """Our twin; raises :class:`~dmsg.rmb.client.errors.NoTwin` if the registry has none with our key."""
@@ -78,5 +80,8 @@ class Introduction:
                 return
 
     async def _rest(self, text: str, error: RegistryError, failures: int) -> None:
-        _log.warn(text, error=error)
+        problem = str(error)
+        if failures == 1 or problem != self._problem:  # else it was said: a registry may be away for days
+            self._problem = problem
+            _log.warn(text, error=error)
         await deferLater(self._clock, _PAUSES.pause_s(failures, self._uniform))

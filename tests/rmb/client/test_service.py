@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
+from twisted.logger import globalLogPublisher
 
 from dmsg.clients.errors import ClientStopped
 from dmsg.rmb.client.config import RmbConfig
@@ -476,6 +477,23 @@ def test_a_registry_that_is_away_at_first_is_asked_until_it_answers(world: Any) 
     world.result(ready, 31)
     with pytest.raises(TwinUnknown):
         world.result(call)
+
+
+def test_a_registry_that_is_away_for_long_is_told_of_once(world: Any) -> None:
+    said: list[Any] = []
+    globalLogPublisher.addObserver(said.append)
+    try:
+        relay = world.relay()
+        world.registry.away = True
+        client = world.client(CALLER, relay)
+        world.settle(86_400)
+    finally:
+        globalLogPublisher.removeObserver(said.append)
+    assert [str(one["error"]) for one in said if one.get("log_format") == "our twin is not known yet: {error}"] == [
+        "the registry of twins: unavailable"
+    ]
+    world.registry.away = False
+    world.result(client.when_ready(), 31)
 
 
 def test_when_ready_waits_for_a_relay(world: Any) -> None:
