@@ -21,6 +21,7 @@ from dmsg.rmb.core.messages import IncomingRequest, OutgoingResponse
 from dmsg.rmb.core.wire import Envelope
 from dmsg.rmb.peer.commands import KEEP_COMMAND_S, OWN, Commands, list_of
 from dmsg.rmb.peer.redis import RedisLists
+from dmsg.sansio.rate import TokenBucket
 
 _log = Logger()
 #: Requests in the list of one command, and their bytes in Redis: above, the next ones are answered with an error.
@@ -34,6 +35,10 @@ RETRY_S: Final = 0.1
 #: What a waiting request costs beside its payload.
 _REQUEST_BYTES: Final = 2_048
 VERSION: Final = f"dmsg {dmsg.__version__}"
+#: Lines of the program's log about answers that could not be sent: so many at once, and one in ten seconds. A twin whose key is
+#: none may ask thousands of times a second.
+_COMPLAINTS: Final = 5
+_COMPLAINTS_PER_S: Final = 0.1
 
 _JSON: Final = "application/json"
 _UNKNOWN: Final = "unknown command"
@@ -47,6 +52,7 @@ class Services:
         self._lists = lists
         self._exchange = exchange
         self._commands = Commands()
+        self._complaints = TokenBucket(_COMPLAINTS_PER_S, _COMPLAINTS, clock.seconds())
         self._waiting_bytes: dict[int, int] = {}
         self._all_waiting_bytes = 0
         self._hands = Tasks()
@@ -131,7 +137,7 @@ class Services:
             try:
                 self._exchange.respond(request, json.dumps(VERSION).encode(), _JSON)
             except CallError as error:
-                _log.info("an answer was not sent: {reason}", reason=error.own_text)
+                self._complain("an answer was not sent: {why}", error.own_text)
         else:
             self._refuse(request, PeerCode.UNKNOWN_COMMAND, _UNKNOWN)
 
@@ -139,7 +145,12 @@ class Services:
         try:
             self._exchange.refuse(request, code, text)
         except CallError as error:
-            _log.info("an answer was not sent: {reason}", reason=error.own_text)
+            self._complain("an answer was not sent: {why}", error.own_text)
+
+    def _complain(self, text: str, why: str) -> None:
+        """Say it in the program's log, a few times a minute."""
+        if self._complaints.take(self._clock.seconds()):
+            _log.info(text, why=why)
 
     # --- answers -----------------------------------------------------------------------------------------------------
 
@@ -151,7 +162,7 @@ class Services:
         try:
             envelope = OutgoingResponse.from_json(data).envelope()
         except InvalidMessage as invalid:
-            _log.info("a service's answer is none: {problem}", problem=invalid.problem)
+            self._complain("a service's answer is none: {why}", invalid.problem)
             done()
         else:
             self._sends.begin(self._send(envelope, done))
@@ -166,7 +177,7 @@ class Services:
                 refusal.error.message = "other: the answer is too large"
                 await self._exchange.send(refusal)
         except CallError as error:
-            _log.info("a service's answer was not sent: {reason}", reason=error.own_text)
+            self._complain("a service's answer was not sent: {why}", error.own_text)
         done()
 
     async def stop(self, patience_s: float) -> None:

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import pytest_twisted
 from twisted.internet.defer import Deferred, ensureDeferred
+from twisted.logger import globalLogPublisher
 
 import dmsg
-from dmsg.rmb.client.errors import EnvelopeTooLarge, TwinUnknown
+from dmsg.rmb.client.errors import EncryptionFailed, EnvelopeTooLarge, TwinUnknown
+from dmsg.rmb.client.exchange import Accepted
 from dmsg.rmb.core.address import SessionAddress
 from dmsg.rmb.core.wire import parse_envelope
 from dmsg.rmb.peer import commands, gateway, services
@@ -91,6 +93,25 @@ async def test_the_peer_tells_its_version(peer: Peer) -> None:
     [answer] = peer.exchange.answers
     assert json.loads(answer.plain) == f"dmsg {dmsg.__version__}"
     assert answer.schema == "application/json"
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_twin_that_cannot_be_answered_does_not_fill_the_log(peer: Peer) -> None:
+    """With ``--allow-plain`` a twin with a key that is none may ask, and no answer to it can be encrypted."""
+
+    def fail(request: Accepted, data: bytes, schema: str | None = None) -> None:
+        raise EncryptionFailed(request.source, "k256: malformed public key")
+
+    said: list[Any] = []
+    peer.exchange.respond = fail  # type: ignore[method-assign]
+    globalLogPublisher.addObserver(said.append)
+    try:
+        for number in range(1_000):
+            peer.gateway.request_received(request_of(7, "rmb.version", uid=str(number)))
+    finally:
+        globalLogPublisher.removeObserver(said.append)
+    lines = [one for one in said if "was not sent" in (one.get("log_format") or "")]
+    assert 1 <= len(lines) <= 10
 
 
 @pytest.mark.parametrize(
