@@ -185,11 +185,15 @@ class _Server:
                 running.begin(self._answer_redis(lists, data)).addBoth(lambda _: freed.fire(None))
 
         async def take_all() -> None:
+            said = ""
             while not stopping:
                 try:
                     await one()
+                    said = ""
                 except RedisAway as away:
-                    self._out.note(str(away))
+                    if str(away) != said:  # twice a second, and it may be away for days
+                        said = str(away)
+                        self._out.note(said)
                     await deferLater(self._reactor, RETRY_S)
                 except RedisRefused as refused:
                     over.errback(CommandError(str(refused)))

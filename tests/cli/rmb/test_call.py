@@ -22,6 +22,7 @@ from dmsg.cli.exits import CommandError, Exit
 from dmsg.cli.rmb import serve
 from dmsg.cli.rmb.call import read_payload, run_call
 from dmsg.cli.rmb.serve import run_serve
+from dmsg.glue.errors import RedisAway
 from dmsg.glue.redis import Taker
 from dmsg.rmb.peer.commands import REPLY
 from dmsg.rmb.peer.redis import RedisLists
@@ -191,6 +192,36 @@ async def test_who_serves_outlives_a_redis_and_gives_back_what_it_does_not_answe
         redis.kill()
         await lists.close()
         await taker.close()
+
+
+@pytest_twisted.ensureDeferred
+async def test_who_serves_says_once_that_its_redis_takes_nothing(
+    bus: Any, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that cannot write to its disk, which may take days."""
+    tried: Deferred[None] = Deferred()
+
+    class Stuck:
+        def __init__(self, *_: object) -> None:
+            self.trials = 0
+
+        async def take(self) -> bytes | None:
+            self.trials += 1
+            if self.trials < 50:
+                raise RedisAway("MISCONF it cannot persist on disk", maybe_done=False)
+            if not tried.called:
+                tried.callback(None)
+            return await Deferred()
+
+        async def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(serve, "Taker", Stuck)
+    monkeypatch.setattr(serve, "RETRY_S", 0.0)
+    serving = bus.start(run_serve, "up", "cat", redis=redis_url, json_lines=False)
+    await tried
+    await serving.stop()
+    assert serving.errors.getvalue().count("MISCONF") == 1
 
 
 @pytest_twisted.ensureDeferred
