@@ -66,8 +66,8 @@ class Gateway:
             new_uid=lambda: str(UUID(bytes=random(16), version=4)),
         )
         self.services = Services(reactor, self._lists, self.exchange)
-        #: Why Redis cannot be used; "" while it can.
-        self.redis_problem = "not asked yet"
+        #: What is wrong with Redis, by the list that it was asked for, or "" at the beginning. One may be wrong for days.
+        self._redis_problems: dict[str, str] = {"": "not asked yet"}
         self._work: Deferred[None] | None = None
         self._finishing = Tasks()
         self._pauses: list[Deferred[None]] = []
@@ -144,16 +144,16 @@ class Gateway:
                 return
             await deferLater(self._reactor, _REDIS_PAUSES.first_s)
 
-    async def _try_until_done(self, step: Callable[[], Awaitable[None]]) -> None:
+    async def _try_until_done(self, step: Callable[[], Awaitable[None]], key: str = "") -> None:
         failures = 0
         while not self._stopping:
             try:
                 await step()
-                self._redis_works()
+                self._redis_works(key)
                 return
             except (RedisAway, RedisRefused) as error:
                 failures += 1
-                self._redis_failed(error)
+                self._redis_failed(key, error)
             except CancelledError:
                 raise
             except Exception:  # what one message does to us must not keep the next from being taken
@@ -192,19 +192,23 @@ class Gateway:
                 take(data)
 
         while not self._stopping:
-            await self._try_until_done(one)
+            await self._try_until_done(one, taker.key)
 
     # --- what is known of Redis --------------------------------------------------------------------------------------
 
-    def _redis_works(self) -> None:
-        if self.redis_problem:
-            _log.info("Redis is there")
-        self.redis_problem = ""
+    @property
+    def redis_problem(self) -> str:
+        """Why Redis cannot be used; "" while it can."""
+        return next(iter(self._redis_problems.values()), "")
 
-    def _redis_failed(self, error: RedisAway | RedisRefused) -> None:
-        if self.redis_problem != error.reason:
+    def _redis_works(self, key: str) -> None:
+        if self._redis_problems.pop(key, "") and not self._redis_problems:
+            _log.info("Redis is there")
+
+    def _redis_failed(self, key: str, error: RedisAway | RedisRefused) -> None:
+        if error.reason not in self._redis_problems.values():
             _log.warn("{problem}", problem=str(error))
-        self.redis_problem = error.reason
+        self._redis_problems[key] = error.reason
 
     def stats(self) -> dict[str, float]:
         """Levels for metrics."""

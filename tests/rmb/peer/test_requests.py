@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import pytest_twisted
 from twisted.internet.task import deferLater
+from twisted.logger import formatEvent, globalLogPublisher
 
 from dmsg.glue.errors import RedisAway
 from dmsg.glue.waiters import Waiters
@@ -288,6 +289,35 @@ async def test_a_note_that_is_none_and_a_redis_that_fails_behind_the_notes_do_no
     awaited.destination.twin = 7
     peer.gateway.answer_received(answer_to(awaited, b"late"))
     assert (await peer.take("answers"))["src"] == "7"
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_list_that_is_none_is_told_of_once_while_the_other_one_works(peer: Any) -> None:
+    said: list[str] = []
+
+    def observe(event: Any) -> None:
+        text = formatEvent(event)
+        if "Redis" in text:
+            said.append(text)
+
+    while peer.gateway.redis_problem:
+        await peer.ask("PING")
+    globalLogPublisher.addObserver(observe)
+    try:
+        await peer.ask("SET", REPLY, "no list")
+        while not peer.gateway.redis_problem:
+            await peer.ask("PING")
+        for _ in range(3):
+            await peer.push(LOCAL, local(dst=[8], ret="here"))
+            assert (await peer.take("here"))["src"] == "8"
+        assert peer.gateway.redis_problem.startswith("WRONGTYPE")
+        assert [text.partition(":")[0] for text in said] == ["Redis refused"]
+        await peer.ask("DEL", REPLY)
+        while peer.gateway.redis_problem:
+            await peer.ask("PING")
+        assert said[1:] == ["Redis is there"]
+    finally:
+        globalLogPublisher.removeObserver(observe)
 
 
 @pytest_twisted.ensureDeferred
