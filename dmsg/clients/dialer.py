@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 from typing import Protocol as TypingProtocol
 
 from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
@@ -27,6 +28,8 @@ from dmsg.interfaces import IDiscovery
 from dmsg.relays.errors import NoCommonRelay, RelayFault, SessionTimeout
 from dmsg.relays.pool import SessionPool
 
+_NO_SERVER: Final = "the entry names no server to go through"
+
 
 @dataclass(frozen=True, slots=True)
 class DialConfig:
@@ -42,9 +45,11 @@ class DialConfig:
     entry_lifetime_s: float = 5.0
     #: The same when a transport looks for another path: the peer has probably just moved, but all its transports have.
     resume_entry_lifetime_s: float = 0.2
-    #: Discovery is not waited for longer by a transport that looks for another path.
-    resume_look_up_s: float = 1.0
-    #: Entries kept for that.
+    #: Where there is something else to go by, the dial begins with that when discovery has not answered for so long.
+    look_up_s: float = 1.0
+    #: Of that, how old an entry that was looked up may be: as old as discovery itself hands out a client's.
+    earlier_entry_lifetime_s: float = 21_600.0
+    #: Entries kept for all this.
     entries: int = 1_024
     callers: CallerLimits = field(default_factory=CallerLimits)
 
@@ -74,6 +79,10 @@ class Dial(TypingProtocol[S_contra, R]):
     def moves(self) -> bool:
         """Whether it looks for another path of a transport that has lost its own."""
 
+    @property
+    def heeds_promise(self) -> bool:
+        """Whether the peer is spoken to in the clear if its entry does not promise end-to-end security, and else not."""
+
     def through(self, session: S_contra, *, promised: bool) -> Deferred[R]:
         """Open a stream through ``session``; ``promised`` is whether the peer's entry promises end-to-end security.
 
@@ -88,6 +97,7 @@ class StreamRequest:
     target: PublicKey
     service: str = ""
     moves: bool = False
+    heeds_promise: bool = False
 
     def through(self, session: Any, *, promised: bool) -> Deferred[Any]:
         """Ask the session: ``request(target, service)``."""
@@ -130,7 +140,7 @@ class Dialer(Generic[S, R]):
         Cancelling closes whatever was under way.
         """
         limit_s = self.config.timeout_s if timeout_s is None else timeout_s
-        race = _Race(self, dial, attempts, self._clock.seconds())
+        race = _Race(self, dial, attempts, self._clock.seconds(), limit_s)
         if self._is_stopped:
             race.note_owing(Reason.STOPPED, ClientStopped())
             raise DialError(str(dial.target), attempts)
@@ -154,7 +164,13 @@ class Dialer(Generic[S, R]):
 
     def _forget(self, dial: Dial[S, R]) -> None:
         if self._lookups is not None and not dial.moves:
-            self._lookups.forget(dial.target)
+            self._lookups.doubt(dial.target)
+
+    @contextmanager
+    def searching(self, target: PublicKey) -> Iterator[None]:
+        """Within, what one dial to ``target`` has asked discovery goes on when it fails, for the next one."""
+        with self._lookups.holding(target) if self._lookups is not None else nullcontext():
+            yield
 
     async def promises(self, peer: PublicKey) -> bool:
         """Whether the signed entry of a peer that asks in the clear promises end-to-end security.
@@ -168,19 +184,17 @@ class Dialer(Generic[S, R]):
         return await self._lookups.promised(peer, self.config.entry_lifetime_s)
 
     async def _run(self, race: _Race[S, R]) -> R:
-        race.known = await self._look_up(race)
-        order = self._order(race.known.servers)
+        race.known, asking = await self._look_up(race)
+        order = self.order(race.known.servers)
         if not order:
-            none = "the entry names no server to go through"
-            if self._lookups is None:
-                none = "there is no discovery, and no server was given"
+            none = _NO_SERVER if self._lookups is not None else "there is no discovery, and no server was given"
             race.note("discovery", "", "no common server", NoCommonRelay(none))
             raise DialError(str(race.dial.target), race.attempts)
-        if len(order) == 1:
+        if len(order) == 1 and asking is None:
             return await self._only(order[0], race)
-        return await race.run(order)
+        return await race.run(order, asking)
 
-    def _order(self, relays: Sequence[PublicKey]) -> list[PublicKey]:
+    def order(self, relays: Sequence[PublicKey]) -> list[PublicKey]:
         """The relays to race, best first; of those an entry names, so many as may be tried."""
         if len(relays) < 2:
             return list(relays)
@@ -190,28 +204,50 @@ class Dialer(Generic[S, R]):
             relays = sorted(drawn, key=lambda relay: relay not in connected)[: self.config.servers]
         return scores.best_first(relays, connected, self._uniform, now)
 
-    async def _look_up(self, race: _Race[S, R]) -> Known:
-        target, moves, config = race.dial.target, race.dial.moves, self.config
-        pinned, sessions = self._pool.pinned, self._pool.sessions
+    async def _look_up(self, race: _Race[S, R]) -> tuple[Known, Deferred[Known] | None]:
+        """What to go by; and the question to discovery, where that has not been answered yet and it is something else."""
+        target, config = race.dial.target, self.config
         if self._lookups is None:
-            return Known((*sessions, *(one for one in pinned if one not in sessions)), promised=True)
-        known = self._lookups.known(target, config.resume_entry_lifetime_s if moves else config.entry_lifetime_s)
+            pinned, sessions = self._pool.pinned, self._pool.sessions
+            return Known((*sessions, *(one for one in pinned if one not in sessions)), promised=True), None
+        lifetime_s = config.resume_entry_lifetime_s if race.dial.moves else config.entry_lifetime_s
+        known = self._lookups.known(target, lifetime_s)
         if known is not None:
-            return known
-        asking = self._lookups.ask(target)
-        if moves:
-            asking.addTimeout(config.resume_look_up_s, self._clock, _too_late)
-        try:
-            return await race.awaiting(asking)
-        except DiscoveryError as error:
-            race.note("discovery", "", "no entry" if isinstance(error, EntryNotFound) else "unavailable", error)
-            # Pinned relays need no discovery: the peer may be on one of them. And a peer we have a transport with is
-            # probably still where it was, or where we are.
-            earlier = self._lookups.known(target, math.inf) if moves else None
-            relays = (*pinned, *(sessions if moves else ()), *(earlier.servers if earlier is not None else ()))
-            if not relays:
-                raise DialError(str(target), race.attempts) from None
-            return Known(tuple(dict.fromkeys(relays)), promised=True)
+            return known, None
+        relays, wait_s = self._other_relays(race)
+        with self._lookups.holding(target):
+            answer = self._lookups.ask(target)
+            if relays:
+                answer.addTimeout(wait_s, self._clock, lambda *_: self._too_late(target))
+            try:
+                return await race.awaiting(answer), None
+            except DiscoveryError as error:
+                race.note_look_up(error)
+                if not relays:
+                    raise DialError(str(target), race.attempts) from None
+                asking = self._lookups.ask(target) if self._lookups.is_asking(target) else None
+                return Known(relays, promised=True), asking
+
+    def _other_relays(self, race: _Race[S, R]) -> tuple[tuple[PublicKey, ...], float]:
+        """The relays to try without an answer of discovery's, and how long to wait for one, in seconds.
+
+        Pinned relays need no discovery: the peer may be on one of them. It may also be where it was when discovery last
+        knew it. And a peer we have a transport with is probably still where it was, or where we are.
+        """
+        assert self._lookups is not None
+        dial, config, pool = race.dial, self.config, self._pool
+        wait_s = config.stagger_s if self._lookups.is_silent else config.look_up_s
+        earlier = self._lookups.earlier(dial.target, math.inf if dial.moves else config.earlier_entry_lifetime_s)
+        if dial.heeds_promise and not (earlier is not None and earlier.promised):
+            # In the clear a peer is spoken to only if its entry says so now, and a base peer takes nothing else.
+            earlier, wait_s = None, race.limit_s / 2
+        last = earlier.servers if earlier is not None else ()
+        relays = (*pool.pinned, *(pool.sessions if dial.moves else ()), *last)
+        return tuple(dict.fromkeys(relays)), max(0.0, wait_s - self._lookups.asked_for_s(dial.target))
+
+    def _too_late(self, target: PublicKey) -> Failure:
+        assert self._lookups is not None
+        return Failure(DiscoveryUnavailable(f"no answer within {self._lookups.asked_for_s(target):.3g} s"))
 
     async def _only(self, relay: PublicKey, race: _Race[S, R]) -> R:
         try:
@@ -245,8 +281,12 @@ class Dialer(Generic[S, R]):
 class _Race(Generic[S, R]):
     """One dial over several relays: they start one after another, the first that gets through wins (RFC 8305)."""
 
-    def __init__(self, dialer: Dialer[S, R], dial: Dial[S, R], attempts: list[Attempt], started: float) -> None:
+    def __init__(
+        self, dialer: Dialer[S, R], dial: Dial[S, R], attempts: list[Attempt], started: float, limit_s: float
+    ) -> None:
         self.dial = dial
+        #: The time of the whole dial.
+        self.limit_s = limit_s
         self.known = Known((), promised=True)
         self.attempts = attempts
         #: Relays that were begun with and have not failed, and the stage each has got to.
@@ -259,6 +299,8 @@ class _Race(Generic[S, R]):
         self._done: Deferred[R]  # once relays race
         self._is_running = False
         self._awaited: Deferred[Any] | None = None
+        #: The question to discovery, while it is under way beside what was begun without its answer.
+        self._asking: Deferred[Known] | None = None
         #: Why the whole dial was given up, if it was.
         self.given_up: tuple[Reason, DmsgError] | None = None
 
@@ -287,13 +329,58 @@ class _Race(Generic[S, R]):
         elapsed_ms = (self._dialer._clock.seconds() - self._started) * 1000
         self.attempts.append(Attempt(stage, relay, elapsed_ms, reason, error))
 
-    def run(self, relays: list[PublicKey]) -> Deferred[R]:
-        """Fires with the first to get through; fails with ``DialError`` when none did."""
+    def note_look_up(self, error: DiscoveryError) -> None:
+        """Add to the tree that discovery did not say where the peer is."""
+        self.note("discovery", "", "no entry" if isinstance(error, EntryNotFound) else "unavailable", error)
+
+    def run(self, relays: list[PublicKey], asking: Deferred[Known] | None = None) -> Deferred[R]:
+        """Fires with the first to get through; fails with ``DialError`` when none did.
+
+        With the answer to ``asking`` the relays that it names take the place of those that were not begun with.
+        """
         self._done = self._awaited = Deferred(lambda _: self._stop())
         self._is_running = True
         self._waiting = relays
+        if asking is not None:
+            self._asking = asking
+            asking.addCallbacks(self._told, self._not_told)
         self._next()
         return self._done
+
+    def _told(self, known: Known) -> None:
+        if self._asking is None:
+            return  # the race is over
+        self._asking = None
+        if self.dial.heeds_promise and not known.promised:
+            for relay, attempt in list(self._running.items()):  # begun as if it was promised
+                self.owing.pop(relay)
+                attempt.cancel()
+        self.known = known
+        if not known.servers:
+            self.note("discovery", "", "no common server", NoCommonRelay(_NO_SERVER))
+        # also those that have failed: the peer may be there now, or be spoken to in another way
+        self._waiting = [relay for relay in self._dialer.order(known.servers) if relay not in self._running]
+        if self._timer is None or not self._timer.active():
+            self._next()
+        self._look()
+
+    def _not_told(self, failure: Failure) -> None:
+        if self._asking is None:
+            return
+        self._asking = None
+        if isinstance(failure.value, DiscoveryError):
+            self.note_look_up(failure.value)
+        else:
+            self.note("discovery", "", type(failure.value).__name__, failure.value)
+        self._look()
+
+    def _look(self) -> None:
+        """End the race if nothing can come of it any more: a transport that looks for a path asks again in a moment."""
+        if self._waiting or self._running or self._done.called:
+            return
+        if self._asking is None or self.dial.moves:
+            self._stop()
+            self._done.errback(DialError(str(self.dial.target), self.attempts))
 
     def _next(self) -> None:
         self._stop_timer()
@@ -325,12 +412,15 @@ class _Race(Generic[S, R]):
             self.note("connect", str(relay), type(error).__name__, error)
         if self._waiting:
             self._next()
-        elif not self._running:
-            self._done.errback(DialError(str(self.dial.target), self.attempts))
+        else:
+            self._look()
 
     def _stop(self) -> None:
         self._waiting = []
         self._stop_timer()
+        asking, self._asking = self._asking, None
+        if asking is not None:
+            asking.cancel()
         for attempt in list(self._running.values()):
             attempt.cancel()
 
@@ -338,10 +428,6 @@ class _Race(Generic[S, R]):
         timer, self._timer = self._timer, None
         if timer is not None and timer.active():
             timer.cancel()
-
-
-def _too_late(result: object, timeout_s: float) -> Failure:
-    return Failure(DiscoveryUnavailable(f"no answer within {timeout_s:g} s"))
 
 
 def attempts_json(attempts: list[Attempt]) -> str:

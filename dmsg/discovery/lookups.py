@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Final, Generic, TypeVar
 
 from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.interfaces import IReactorTime
@@ -13,12 +14,17 @@ from twisted.python.failure import Failure
 
 from dmsg.crypto.keys import PublicKey
 from dmsg.discovery.entry import promises_security
-from dmsg.discovery.errors import DiscoveryError
+from dmsg.discovery.errors import DiscoveryError, DiscoveryUnavailable
 from dmsg.glue.waiters import Waiters
 from dmsg.interfaces import IDiscovery
 from dmsg.sansio.rate import TokenBucket
 
 T = TypeVar("T")
+
+#: A question that has had no answer for so long, in seconds, makes discovery count as silent, and for how long it does
+#: unless it answers.
+SILENT_AFTER_S: Final = 1.0
+SILENCE_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +51,8 @@ class Known:
     servers: tuple[PublicKey, ...]
     promised: bool
     at_s: float = 0.0
+    #: A dial that went by it failed: discovery is asked anew before the next one.
+    doubted: bool = False
 
 
 class _Table(Generic[T]):
@@ -66,8 +74,11 @@ class _Table(Generic[T]):
         if len(self._things) > self._limit:
             self._things.popitem(last=False)
 
-    def discard(self, peer: PublicKey) -> None:
-        self._things.pop(peer, None)
+    def change(self, peer: PublicKey, how: Callable[[T], T]) -> None:
+        """Change what is there of ``peer``, if anything is; it keeps its place."""
+        thing = self._things.get(peer)
+        if thing is not None:
+            self._things[peer] = how(thing)
 
     def forget(self, is_over: Callable[[T], bool]) -> None:
         """Forget the two put in longest ago if they are over: more than come in at a time."""
@@ -93,10 +104,13 @@ class _Callers:
 
 
 class _Flight:
-    """One question under way, and the Deferreds that wait for its answer."""
+    """One question under way since ``began_s``, and the Deferreds that wait for its answer."""
 
-    def __init__(self, abandoned: Callable[[], None]) -> None:
+    def __init__(self, abandoned: Callable[[], None], began_s: float) -> None:
+        self.began_s = began_s
         self.waiting: Waiters[Known] = Waiters(abandoned)
+        #: Whether a dial has asked, and not only a caller is looked up.
+        self.dialled = False
         self.asking: Deferred[Known] | None = None
 
 
@@ -115,17 +129,55 @@ class Lookups:
         self._found = _Callers(callers, clock.seconds())
         self._others = _Callers(callers, clock.seconds())
         self._flights: dict[PublicKey, _Flight] = {}
+        #: How many hold the question about each peer.
+        self._holders: Counter[PublicKey] = Counter()
+        self._silent_until = 0.0
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether discovery has lately left a question without an answer, and has answered none since."""
+        return self._clock.seconds() < self._silent_until
+
+    def is_asking(self, peer: PublicKey) -> bool:
+        """Whether a question about ``peer`` is under way."""
+        return peer in self._flights
+
+    def asked_for_s(self, peer: PublicKey) -> float:
+        """How long the question about ``peer`` has been under way; 0 if none is."""
+        flight = self._flights.get(peer)
+        return self._clock.seconds() - flight.began_s if flight is not None else 0.0
 
     def known(self, peer: PublicKey, lifetime_s: float) -> Known | None:
         """What was said of ``peer`` within the last ``lifetime_s`` seconds, if it was dialled then."""
         return self._fresh(self._known.get(peer), lifetime_s)
 
     def _fresh(self, known: Known | None, lifetime_s: float) -> Known | None:
+        if known is None or known.doubted or known.at_s + lifetime_s < self._clock.seconds():
+            return None
+        return known
+
+    def earlier(self, peer: PublicKey, lifetime_s: float) -> Known | None:
+        """What was last said of ``peer``, within ``lifetime_s`` seconds: to go by when discovery has no answer."""
+        known = self._known.get(peer) or self._found.known.get(peer)
         return known if known is not None and known.at_s + lifetime_s >= self._clock.seconds() else None
 
-    def forget(self, peer: PublicKey) -> None:
+    def doubt(self, peer: PublicKey) -> None:
         """Ask anew next time."""
-        self._known.discard(peer)
+        self._known.change(peer, lambda known: replace(known, doubted=True))
+
+    @contextmanager
+    def holding(self, peer: PublicKey) -> Iterator[None]:
+        """Within, a question about ``peer`` goes on also while nothing waits for its answer."""
+        self._holders[peer] += 1
+        try:
+            yield
+        finally:
+            self._holders[peer] -= 1
+            if not self._holders[peer]:
+                del self._holders[peer]
+                flight = self._flights.get(peer)
+                if flight is not None and not flight.waiting:
+                    self._give_up(peer)
 
     async def promised(self, peer: PublicKey, lifetime_s: float) -> bool:
         """Whether the entry of a caller promises end-to-end security, asked for unless known within ``lifetime_s``.
@@ -156,34 +208,47 @@ class Lookups:
     def ask(self, peer: PublicKey) -> Deferred[Known]:
         """Ask discovery for a dial; fails with a ``DiscoveryError``.
 
-        A question is given up when nothing waits for its answer any more.
+        A question is given up when nothing waits for its answer any more, and nothing holds it.
         """
+        return self._fly(peer, dialled=True)
 
-        def keep(known: Known) -> Known:
-            self._known.put(peer, known)
-            return known
-
-        return self._fly(peer).addCallback(keep)
-
-    def _fly(self, peer: PublicKey) -> Deferred[Known]:
+    def _fly(self, peer: PublicKey, *, dialled: bool = False) -> Deferred[Known]:
         flight = self._flights.get(peer)
         if flight is not None:
+            flight.dialled |= dialled
             return flight.waiting.wait()
-        flight = self._flights[peer] = _Flight(lambda: self._give_up(peer))
+        flight = self._flights[peer] = _Flight(lambda: self._abandoned(peer), self._clock.seconds())
+        flight.dialled = dialled
         waiter = flight.waiting.wait()
         flight.asking = ensureDeferred(self._ask(peer))
         flight.asking.addBoth(self._answered, peer, flight)
         return waiter
 
+    def _abandoned(self, peer: PublicKey) -> None:
+        if peer not in self._holders:
+            self._give_up(peer)
+
     def _give_up(self, peer: PublicKey) -> None:
         flight = self._flights.pop(peer)
+        self._note_silence(flight)
         if flight.asking is not None:
             flight.asking.cancel()
 
     def _answered(self, answer: Known | Failure, peer: PublicKey, flight: _Flight) -> None:
         if self._flights.get(peer) is flight:
             del self._flights[peer]
+            if isinstance(answer, Failure) and answer.check(DiscoveryUnavailable):
+                self._note_silence(flight)
+            else:
+                self._silent_until = 0.0
+            if flight.dialled and isinstance(answer, Known):
+                self._known.put(peer, answer)
         flight.waiting.fire(answer)
+
+    def _note_silence(self, flight: _Flight) -> None:
+        now = self._clock.seconds()
+        if now - flight.began_s >= SILENT_AFTER_S:
+            self._silent_until = now + SILENCE_S
 
     async def _ask(self, peer: PublicKey) -> Known:
         entry = await self._discovery.get_entry(peer)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Generic, cast
 
 from twisted.internet.defer import CancelledError, Deferred, DeferredList, ensureDeferred, fail, succeed
@@ -118,6 +118,7 @@ class SessionPool(Generic[S]):
         self._clock = clock
         self._make_session = make_session
         self._endpoint_for = endpoint_for
+        self._memory = memory
         self._operator = operator
         self._config = config
         self._backoff = Backoff(config.backoff_first_s, config.backoff_limit_s)
@@ -186,7 +187,7 @@ class SessionPool(Generic[S]):
             return flight.waiters.wait()
         flight = self._flights[relay] = _Flight(chosen=chosen)
         waiter = flight.waiters.wait()
-        flight.attempt = ensureDeferred(self._connect(flight, candidate or Candidate(relay), wanted_at))
+        flight.attempt = ensureDeferred(self._connect(flight, candidate or self._remembered(relay), wanted_at))
         flight.attempt.addBoth(self._landed, relay, flight)
         return waiter
 
@@ -227,6 +228,11 @@ class SessionPool(Generic[S]):
         if operator is None or not operator.only or relay in self.pinned:
             return True
         return any(one.public_key == relay for one in operator.relays())
+
+    def _remembered(self, relay: PublicKey) -> Candidate:
+        """``relay`` with the address that discovery last listed, or that worked in an earlier run, if there is one."""
+        known = (*self._listed.relays, *(self._memory.relays if self._memory is not None else ()))
+        return next((replace(one, remembered=True) for one in known if one.public_key == relay), Candidate(relay))
 
     async def _connect(
         self, flight: _Flight[S], candidate: Candidate, wanted_at: Callable[[HostPort], bool] | None

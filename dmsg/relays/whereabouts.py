@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Final
 
@@ -24,12 +25,15 @@ ANOTHER_PROTOCOL: Final = "speaks another protocol"
 #: are remembered: a peer's entry may name 64.
 ANOTHER_PROTOCOL_REST_S: Final = 300.0
 ANOTHER_PROTOCOL_LIMIT: Final = 1_000
+#: Addresses that are kept of relays that were looked up: as many as there may be peers whose entries are kept.
+FOUND_LIMIT: Final = 1_024
 
 
 class Whereabouts:
     """Finds the addresses of relays that speak ``protocol`` (:ref:`spec-entry-protocol`).
 
-    ``pinned`` relays are not looked up. ``memory`` is told of relays that are not where it has them.
+    ``pinned`` relays are not looked up. ``memory`` is told of relays that are not where it has them. Where discovery does not
+    answer, a relay is looked for where it was found last.
     """
 
     def __init__(
@@ -47,6 +51,8 @@ class Whereabouts:
         self._protocol = protocol
         #: Until when relays that speak something else are left alone.
         self._strangers: dict[PublicKey, float] = {}
+        #: Where relays were when they were last looked up, the latest at the end.
+        self._found: OrderedDict[PublicKey, HostPort] = OrderedDict()
 
     def left_alone_until(self, relay: PublicKey) -> float:
         """Until when ``relay`` is not to be connected to, because it speaks another protocol; in seconds on the clock."""
@@ -59,6 +65,7 @@ class Whereabouts:
             return self._pinned[relay]
         if address is not None and not candidate.remembered:
             return address
+        address = self._found.get(relay, address)
         looking = ensureDeferred(self._look_up(relay))
         if address is None:
             return await looking
@@ -68,6 +75,7 @@ class Whereabouts:
             wrong = (_NO_SERVER, ANOTHER_PROTOCOL)
             if not isinstance(error.error, EntryNotFound | InvalidAddress) and error.reason not in wrong:
                 return address  # discovery is gone; what was right last time may still be
+            self._found.pop(relay, None)
             if self._memory is not None:
                 self._memory.forget(relay)
             raise
@@ -89,9 +97,13 @@ class Whereabouts:
             self._strangers[relay] = self._clock.seconds() + ANOTHER_PROTOCOL_REST_S
             raise StageError("connect", ANOTHER_PROTOCOL)
         try:
-            return entry.server.host_port
+            address = self._found[relay] = entry.server.host_port
         except InvalidAddress as error:
             raise StageError("discovery", "entry has no usable address", error) from None
+        self._found.move_to_end(relay)
+        if len(self._found) > FOUND_LIMIT:
+            self._found.popitem(last=False)
+        return address
 
 
 def _unavailable(result: object, timeout_s: float) -> Failure:

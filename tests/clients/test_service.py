@@ -81,6 +81,7 @@ class Call:
 
     target: PublicKey
     moves = False
+    heeds_promise = False
 
 
 class Client(RelayClient[Any, Any, Any]):

@@ -13,7 +13,7 @@ from dmsg.clients.dialer import DialConfig, Dialer
 from dmsg.crypto.keys import SecretKey
 from dmsg.discovery.entry import ClientPart, Entry
 from dmsg.discovery.errors import DiscoveryUnavailable, EntryNotFound
-from dmsg.discovery.lookups import CallerLimits, Lookups
+from dmsg.discovery.lookups import SILENCE_S, SILENT_AFTER_S, CallerLimits, Lookups
 from dmsg.errors import DialError, StageError
 from dmsg.interfaces import IDiscovery
 from dmsg.mux.client.dial import DialRequest
@@ -111,7 +111,7 @@ def test_what_is_known_grows_old(clock, lookups, discovery):
     assert lookups.known(PEER.public_key, 2.9) is None
     known = lookups.known(PEER.public_key, 3)
     assert known is not None and not known.promised
-    lookups.forget(PEER.public_key)
+    lookups.doubt(PEER.public_key)
     assert lookups.known(PEER.public_key, 3) is None
 
 
@@ -121,6 +121,56 @@ def test_the_longest_known_is_forgotten_for_a_new_one(lookups, discovery):
         lookups.ask(peer)
         discovery.questions[-1].callback(entry())
     assert [lookups.known(peer, 1) is not None for peer in peers] == [True, False, True]
+
+
+def test_what_was_said_before_is_there_when_it_is_doubted_or_old_and_of_callers_too(clock, lookups, discovery):
+    lookups.ask(PEER.public_key)
+    discovery.questions[0].callback(entry(*RELAYS))
+    lookups.doubt(PEER.public_key)
+    clock.advance(3)
+    assert lookups.known(PEER.public_key, 3) is None
+    earlier = lookups.earlier(PEER.public_key, 3)
+    assert earlier is not None and earlier.servers == tuple(RELAYS)
+    assert lookups.earlier(PEER.public_key, 2.9) is None and lookups.earlier(STRANGERS[0], 3) is None
+    promised(lookups, STRANGERS[0])
+    discovery.questions[1].callback(entry(RELAYS[0]))
+    earlier = lookups.earlier(STRANGERS[0], 3)
+    assert earlier is not None and earlier.servers == (RELAYS[0],)
+
+
+def test_a_question_that_is_held_goes_on_for_who_asks_next(clock, lookups, discovery):
+    with lookups.holding(PEER.public_key):
+        with lookups.holding(PEER.public_key):
+            first = lookups.ask(PEER.public_key).addErrback(lambda _: None)
+            first.cancel()
+        clock.advance(2)
+        assert not discovery.cancelled and lookups.asked_for_s(PEER.public_key) == 2
+        second = lookups.ask(PEER.public_key).addErrback(lambda _: None)
+        second.cancel()
+        discovery.questions[0].callback(entry(*RELAYS))
+        assert lookups.known(PEER.public_key, 1) is not None
+        lookups.ask(PEER.public_key).addErrback(lambda _: None).cancel()
+        assert not discovery.cancelled
+    assert discovery.cancelled == 1 and len(discovery.questions) == 2
+    assert not lookups._holders and lookups.asked_for_s(PEER.public_key) == 0
+
+
+def test_discovery_is_silent_when_it_has_left_a_question_without_an_answer_until_it_answers(clock, lookups, discovery):
+    lookups.ask(PEER.public_key).addErrback(lambda _: None).cancel()
+    assert not lookups.is_silent  # it had no time
+    for end in (lambda asking: asking.cancel(), lambda _: discovery.questions[-1].errback(DiscoveryUnavailable())):
+        asking = lookups.ask(PEER.public_key).addErrback(lambda _: None)
+        clock.advance(SILENT_AFTER_S)
+        end(asking)
+        assert lookups.is_silent
+        clock.advance(SILENCE_S)
+        assert not lookups.is_silent
+    asking = lookups.ask(PEER.public_key).addErrback(lambda _: None)
+    clock.advance(SILENT_AFTER_S)
+    asking.cancel()
+    lookups.ask(PEER.public_key).addErrback(lambda _: None)
+    discovery.questions[-1].errback(EntryNotFound())
+    assert not lookups.is_silent
 
 
 async def dial(dialer, *, resume):
@@ -147,7 +197,7 @@ async def test_a_transport_finds_another_path_although_discovery_is_gone(discove
     clock.advance(100)
     second = started(dialer, resume=True)
     if silent:
-        clock.advance(dialer.config.resume_look_up_s)
+        clock.advance(dialer.config.look_up_s)
     else:
         discovery.questions[1].errback(DiscoveryUnavailable())
     assert (await second)[0] == "discovery"

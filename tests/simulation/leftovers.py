@@ -22,6 +22,7 @@ _REMEMBERED: Final = {
     "RelayScores._measured": "how far relays are",
     "RelayScores._places": "how relays are ranked",
     "SessionGoal._learned": "the relays that discovery listed",
+    "Whereabouts._found": "where relays were that dials led to",
     "SessionPool._failures": "when relays failed last",
     "_Table._things": "the entries that were looked up last",
 }

@@ -31,6 +31,11 @@ class DialRequest:
         """See :class:`dmsg.clients.dialer.Dial`."""
         return self.resume is not None
 
+    @property
+    def heeds_promise(self) -> bool:
+        """See :class:`dmsg.clients.dialer.Dial`."""
+        return self.security is Security.PREFER
+
     def through(self, session: ServerSession, *, promised: bool) -> Deferred[OpenedPath[ServerSession]]:
         """See :class:`dmsg.clients.dialer.Dial`."""
         return self._request(session, self._carrier(session, promised))

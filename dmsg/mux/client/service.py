@@ -219,6 +219,10 @@ class DmsgClient(RelayClient[ServerSession, OpenedPath[ServerSession], DmsgTrans
         return grace_s
 
     async def _search(self, transport: DmsgTransport, cause: DmsgError, since: float) -> None:
+        with self.dialer.searching(transport.stream.remote):
+            await self._search_on(transport, cause, since)
+
+    async def _search_on(self, transport: DmsgTransport, cause: DmsgError, since: float) -> None:
         config = self.config
         backoff = Backoff(config.resume_pause_s, config.resume_pause_limit_s, least=0.5, spread=1.0)
         failures = 0
