@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 
 class DmsgError(Exception):
@@ -96,6 +97,10 @@ class Attempt:
         }
 
 
+#: Reasons of attempts whose relay did not lead to the peer.
+_NOT_THERE: Final = frozenset({"unknown_peer", "peer_gone", "server_draining", "server connection lost"})
+
+
 class DialError(DmsgError):
     """A dial that failed, with everything that was tried: ``target`` (hex key) and the tree of ``attempts``."""
 
@@ -115,3 +120,8 @@ class DialError(DmsgError):
         order = ("discovery", "connect", "handshake", "request", "accept")
         best = max(self.attempts, key=lambda a: order.index(a.stage) if a.stage in order else -1, default=None)
         return best.reason if best else "no attempt was made"
+
+    @property
+    def may_have_moved(self) -> bool:
+        """Whether a relay of the peer's entry could not be reached, did not know the peer, or was lost meanwhile."""
+        return any(one.stage in ("connect", "handshake") or one.reason in _NOT_THERE for one in self.attempts)

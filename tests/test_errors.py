@@ -84,3 +84,19 @@ def test_a_dial_without_attempts_and_with_an_unknown_stage() -> None:
     assert DialError("02ff", []).reason == "no attempt was made"
     odd = [Attempt("elsewhere", "", 0.0, "odd"), Attempt("discovery", "", 0.0, "not found")]
     assert DialError("02ff", odd).reason == "not found"
+
+
+@pytest.mark.parametrize(
+    ("stage", "reason", "expected"),
+    [
+        ("connect", "connection refused", True),
+        ("handshake", "timeout", True),
+        ("accept", "unknown_peer", True),
+        ("accept", "server connection lost", True),
+        ("accept", "access_denied", False),
+        ("request", "busy", False),
+        ("discovery", "unavailable", False),
+    ],
+)
+def test_a_failed_dial_says_whether_the_peer_may_be_elsewhere(stage: str, reason: str, expected: bool) -> None:
+    assert DialError("02" * 33, [Attempt(stage, "", 1.0, reason)]).may_have_moved is expected

@@ -1,4 +1,4 @@
-"""Dials that wait for their turn, and try again while the peer or the relay is busy."""
+"""Dials that wait for their turn, and try again while the peer or the relay is busy, or the peer is on its way."""
 
 from __future__ import annotations
 
@@ -23,6 +23,9 @@ DIALS_AT_ONCE: Final = 32
 #: The pause before the second dial, and the longest it doubles to, in seconds; each between half and one and a half times
 #: as long. A place at the peer is free again after one round trip.
 PAUSES: Final = Backoff(0.1, 1.0, least=0.5, spread=1.0)
+#: A peer that has lost its relay is found at another one within so many seconds, if it is there at all: it connects, waits for
+#: a moment whether more changes, and registers.
+MOVE_S: Final = 3.0
 
 
 def is_busy(error: DialError, *, known: bool = False) -> bool:
@@ -55,23 +58,37 @@ class Redialer:
         self._uniform = Jitter(random).random
         self._turns = DeferredSemaphore(DIALS_AT_ONCE)
         self._was_accepted = False
+        #: Whether the peer has not been found for longer than it needs to move, since it was found last.
+        self._is_away = False
 
     async def dial(self) -> Transport:
         """An open transport. Raises the last ``DialError``; cancelling gives up."""
         give_up_at = self._clock.seconds() + self._timeout_s
+        lost_at: float | None = None
         failures = 0
         while True:
             try:
                 transport = await self._dial_once(give_up_at)
             except DialError as error:
                 failures += 1
-                wait_s = PAUSES.pause_s(failures, self._uniform)
-                if not is_busy(error, known=self._was_accepted) or self._clock.seconds() + wait_s >= give_up_at:
+                wait_s, now = PAUSES.pause_s(failures, self._uniform), self._clock.seconds()
+                if lost_at is None and error.may_have_moved:
+                    lost_at = now
+                if not is_busy(error, known=self._was_accepted) and not self._may_be_found(error, lost_at):
+                    raise
+                if now + wait_s >= give_up_at:
                     raise
             else:
-                self._was_accepted = True
+                self._was_accepted, self._is_away = True, False
                 return transport
             await deferLater(self._clock, wait_s)
+
+    def _may_be_found(self, error: DialError, lost_at: float | None) -> bool:
+        """Whether a peer that was there before, and has not been found since ``lost_at``, has probably just moved."""
+        if lost_at is None or not self._was_accepted or not error.may_have_moved:
+            return False
+        self._is_away |= self._clock.seconds() >= lost_at + MOVE_S
+        return not self._is_away
 
     async def _dial_once(self, give_up_at: float) -> Transport:
         turn = self._turns.acquire()

@@ -184,8 +184,22 @@ class Dialer(Generic[S, R]):
         return await self._lookups.promised(peer, self.config.entry_lifetime_s)
 
     async def _run(self, race: _Race[S, R]) -> R:
-        race.known, asking = await self._look_up(race)
-        order = self.order(race.known.servers)
+        remembered = self._remembered(race.dial)
+        if remembered is None:
+            return await self._try(race, *await self._look_up(race))
+        try:
+            return await self._try(race, remembered, None)
+        except DialError as error:
+            if self._lookups is None or race.dial.moves or not error.may_have_moved:
+                raise
+        again = await self._look_up_again(race)
+        if again.promised == remembered.promised and not set(again.servers) - set(remembered.servers):
+            raise DialError(str(race.dial.target), race.attempts)
+        return await self._try(race, again, None)
+
+    async def _try(self, race: _Race[S, R], known: Known, asking: Deferred[Known] | None) -> R:
+        race.known = known
+        order = self.order(known.servers)
         if not order:
             none = _NO_SERVER if self._lookups is not None else "there is no discovery, and no server was given"
             race.note("discovery", "", "no common server", NoCommonRelay(none))
@@ -204,16 +218,31 @@ class Dialer(Generic[S, R]):
             relays = sorted(drawn, key=lambda relay: relay not in connected)[: self.config.servers]
         return scores.best_first(relays, connected, self._uniform, now)
 
-    async def _look_up(self, race: _Race[S, R]) -> tuple[Known, Deferred[Known] | None]:
-        """What to go by; and the question to discovery, where that has not been answered yet and it is something else."""
-        target, config = race.dial.target, self.config
+    def _remembered(self, dial: Dial[S, R]) -> Known | None:
+        """What is known without asking discovery."""
         if self._lookups is None:
             pinned, sessions = self._pool.pinned, self._pool.sessions
-            return Known((*sessions, *(one for one in pinned if one not in sessions)), promised=True), None
-        lifetime_s = config.resume_entry_lifetime_s if race.dial.moves else config.entry_lifetime_s
-        known = self._lookups.known(target, lifetime_s)
-        if known is not None:
-            return known, None
+            return Known((*sessions, *(one for one in pinned if one not in sessions)), promised=True)
+        lifetime_s = self.config.resume_entry_lifetime_s if dial.moves else self.config.entry_lifetime_s
+        return self._lookups.known(dial.target, lifetime_s)
+
+    async def _look_up_again(self, race: _Race[S, R]) -> Known:
+        """What discovery says now that no relay of a remembered entry has led to the peer: it may have moved since."""
+        assert self._lookups is not None
+        target = race.dial.target
+        self._lookups.doubt(target)
+        answer = self._lookups.ask(target)
+        answer.addTimeout(self.config.look_up_s, self._clock, lambda *_: self._too_late(target))
+        try:
+            return await race.awaiting(answer)
+        except DiscoveryError as error:
+            race.note_look_up(error)
+            raise DialError(str(target), race.attempts) from None
+
+    async def _look_up(self, race: _Race[S, R]) -> tuple[Known, Deferred[Known] | None]:
+        """What to go by; and the question to discovery, where that has not been answered yet and it is something else."""
+        assert self._lookups is not None
+        target = race.dial.target
         relays, wait_s = self._other_relays(race)
         with self._lookups.holding(target):
             answer = self._lookups.ask(target)
@@ -253,6 +282,7 @@ class Dialer(Generic[S, R]):
         try:
             return await self.attempt(relay, race)
         except StageError as error:
+            race.owing.pop(relay)
             race.note(error.stage, str(relay), error.reason, error.error or error)
             raise DialError(str(race.dial.target), race.attempts) from None
 
@@ -333,12 +363,13 @@ class _Race(Generic[S, R]):
         """Add to the tree that discovery did not say where the peer is."""
         self.note("discovery", "", "no entry" if isinstance(error, EntryNotFound) else "unavailable", error)
 
-    def run(self, relays: list[PublicKey], asking: Deferred[Known] | None = None) -> Deferred[R]:
+    def run(self, relays: list[PublicKey], asking: Deferred[Known] | None) -> Deferred[R]:
         """Fires with the first to get through; fails with ``DialError`` when none did.
 
         With the answer to ``asking`` the relays that it names take the place of those that were not begun with.
         """
         self._done = self._awaited = Deferred(lambda _: self._stop())
+        self._done.addBoth(self._ended)
         self._is_running = True
         self._waiting = relays
         if asking is not None:
@@ -346,6 +377,10 @@ class _Race(Generic[S, R]):
             asking.addCallbacks(self._told, self._not_told)
         self._next()
         return self._done
+
+    def _ended(self, result: R | Failure) -> R | Failure:
+        self._is_running = False
+        return result
 
     def _told(self, known: Known) -> None:
         if self._asking is None:

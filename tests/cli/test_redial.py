@@ -6,7 +6,7 @@ import pytest
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import Clock
 
-from dmsg.cli.redial import DIALS_AT_ONCE, Redialer, is_busy
+from dmsg.cli.redial import DIALS_AT_ONCE, MOVE_S, Redialer, is_busy
 from dmsg.crypto.keys import SecretKey
 from dmsg.errors import Attempt, DialError
 from dmsg.messaging.core.errors import ChannelRefused, NoFreeChannel
@@ -123,6 +123,50 @@ def test_a_refusal_without_a_reason_passes_by_itself_if_the_peer_has_accepted_be
     stage.clock.advance(0.1)
     stage.client.dials[3].callback("second")
     assert stage.outcomes == ["first", "second"]
+
+
+def lost(stage="accept", reason="unknown_peer"):
+    return DialError(str(PEER), [Attempt(stage, "02ab", 1.0, reason)])
+
+
+@pytest.mark.parametrize("error", [lost(), lost("connect", "connection refused"), lost("handshake", "timeout")])
+def test_a_peer_that_was_there_is_looked_for_as_long_as_it_may_be_moving(error):
+    stage = Stage()
+    stage.start()
+    stage.client.dials[0].errback(error)
+    assert stage.outcomes == [error]  # it never was there
+    stage.start()
+    stage.client.dials[1].callback("open")
+    stage.start()
+    began = stage.clock.seconds()
+    while len(stage.outcomes) < 3:
+        stage.client.dials[-1].errback(error)
+        stage.clock.pump([0.0, 1.0] if len(stage.outcomes) < 3 else [])
+    assert stage.outcomes[2] is error and MOVE_S <= stage.clock.seconds() - began < MOVE_S + 2
+    assert len(stage.client.dials) > 4
+    # it is away: those that come now are told at once
+    dials = len(stage.client.dials)
+    stage.start()
+    stage.client.dials[dials].errback(error)
+    assert stage.outcomes[3] is error and not stage.clock.getDelayedCalls()
+    # until it is back
+    for outcome in ("open", None):
+        stage.start()
+        if outcome:
+            stage.client.dials[-1].callback(outcome)
+    stage.client.dials[-1].errback(error)
+    stage.clock.advance(0.1)
+    stage.client.dials[-1].callback("found")
+    assert stage.outcomes[4:] == ["open", "found"]
+
+
+def test_a_peer_that_says_no_has_not_moved():
+    stage = Stage()
+    stage.start()
+    stage.client.dials[0].callback("open")
+    stage.start()
+    stage.client.dials[1].errback(failure(AccessDenied("", by="peer")))
+    assert len(stage.outcomes) == 2 and not stage.clock.getDelayedCalls()
 
 
 def test_only_so_many_dial_at_one_time():

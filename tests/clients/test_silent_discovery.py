@@ -229,3 +229,45 @@ async def test_a_base_peer_on_a_pinned_relay_is_spoken_to_as_a_late_answer_says(
         transport = await world.wait(alice.dial(world.bob.public_key))
         assert transport.security == "hop"
         transport.abortConnection()
+
+
+# --- what was said a moment ago ---------------------------------------------------------------------------------------
+
+
+@sync
+async def test_a_peer_that_has_just_moved_is_asked_for_once_more_before_a_dial_fails() -> None:
+    async with World() as world:
+        await world.dial()
+        await world.stop_client(world.bob)
+        await world.bob_on(1)
+        assert len(world.discovery.asked) and await world.dial() < 2 * CONNECTING_S
+
+
+@sync
+async def test_where_it_has_not_moved_or_discovery_does_not_say_the_dial_fails_soon() -> None:
+    async with World() as world:
+        await world.dial()
+        await world.stop_relay(world.relays[0])
+        attempts = await world.refusal()
+        assert [(one.stage, one.reason) for one in attempts] == [("connect", "connection refused")]
+    async with World() as world:
+        await world.dial()
+        await world.stop_client(world.bob)
+        world.discovery.delay_s = None
+        began_s = world.memory.seconds()
+        attempts = await world.refusal()
+        assert [(one.stage, one.reason) for one in attempts] == [
+            ("accept", "unknown_peer"),
+            ("discovery", "unavailable"),
+        ]
+        assert world.memory.seconds() - began_s < DIAL.look_up_s + CONNECTING_S
+
+
+@sync
+async def test_the_time_is_up_while_it_is_asked_for_once_more() -> None:
+    async with World() as world:
+        await world.dial()
+        await world.stop_client(world.bob)
+        world.discovery.delay_s = None
+        attempts = await world.refusal(timeout_s=0.5)
+        assert [(one.stage, one.reason) for one in attempts] == [("accept", "unknown_peer"), ("discovery", "timeout")]
