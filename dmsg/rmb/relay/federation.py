@@ -129,8 +129,14 @@ class Federation:
 
         Returns why it is not even tried, or ``None``; then ``failed`` is called if it fails, or ``moved_here`` if the twin is
         found to have this relay now, with whether another one may have taken ``data`` without saying so.
+
+        If there are several relays, those that know this one are asked for the session first: any of them would keep ``data``,
+        and the destination may be connected to another one only.
         """
-        return self._start(Outgoing(envelope, data, twin, expires_at, moved_here=moved_here), self._relays(twin))
+        relays = self._relays(twin)
+        known = [relay for relay in relays if self._poster.knows(relay)] if len(relays) > 1 else []
+        outgoing = Outgoing(envelope, data, twin, expires_at, moved_here=moved_here, connected_only=bool(known))
+        return self._start(outgoing, known or relays)
 
     def elsewhere(
         self, envelope: Envelope, data: bytes, twin: Twin, expires_at: float, otherwise: Callable[[bool], None]
@@ -142,7 +148,8 @@ class Federation:
         taken ``data`` without saying so.
         """
         known = [relay for relay in self._relays(twin) if self._poster.knows(relay)]
-        return bool(known) and self._start(Outgoing(envelope, data, twin, expires_at, otherwise), known) is None
+        outgoing = Outgoing(envelope, data, twin, expires_at, otherwise, connected_only=True)
+        return bool(known) and self._start(outgoing, known) is None
 
     async def stop(self, limit_s: float) -> None:
         """Take nothing more, and return when nothing is under way; what still is after ``limit_s`` seconds has failed.
@@ -216,6 +223,10 @@ class Federation:
             self._finish(outgoing)
             outgoing.otherwise(outgoing.in_doubt)
             return
+        if outgoing.connected_only:  # no relay that was asked has the session: any may keep the envelope
+            outgoing.connected_only = False
+            self._pass(outgoing)
+            return
         if not self._left(outgoing):
             # A relay refuses what has expired on its way, too.
             is_over = self._unix_time() >= outgoing.expires_at
@@ -266,7 +277,10 @@ class Federation:
             self._give_up(outgoing, RelayProblem.NO_RELAYS_LATER)
 
     def _pass(self, outgoing: Outgoing) -> None:
-        outgoing.candidates = self._ranker.order(self._left(outgoing), self._clock.seconds())[::-1]
+        now, ranker, poster = self._clock.seconds(), self._ranker, self._poster
+        order = ranker.order(self._left(outgoing), now)
+        # Of several relays those that know this one have said that the session is not there: it may be at another one.
+        outgoing.candidates = sorted(order, key=lambda relay: (ranker.rate(relay, now), poster.knows(relay)))[::-1]
         self._advance(outgoing)
 
     # --- posting ---------------------------------------------------------------------------------------------------
@@ -285,8 +299,7 @@ class Federation:
                 break
             lane.posting += 1
             self._posting += 1
-            connected_only = batch[0].otherwise is not None
-            posted = self._poster.post(relay, [outgoing.data for outgoing in batch], connected_only)
+            posted = self._poster.post(relay, [outgoing.data for outgoing in batch], batch[0].connected_only)
             posted.addBoth(self._posted, relay, lane, batch, self._clock.seconds())
         lane.pumping = False
 
@@ -320,7 +333,7 @@ class Federation:
                 continue
             if not 400 <= status < 500:
                 outgoing.in_doubt |= reason not in _NOT_SENT
-            elif status not in _PASSING:
+            elif status not in _PASSING and not outgoing.connected_only:
                 outgoing.rejected.add(relay)
             self._advance(outgoing)
         if lane.closed(now) and not lane.clearing:

@@ -34,6 +34,8 @@ class Outgoing:
     otherwise: Callable[[bool], None] | None = None
     #: Called, with the same, when its twin has moved to this relay meanwhile.
     moved_here: Callable[[bool], None] | None = None
+    #: Whether the relays are only asked for a session now: they do not keep it.
+    connected_only: bool = False
     #: Relays left in this pass, the next one last.
     candidates: list[str] = field(default_factory=list)
     #: Relays that said they would never take it.
@@ -183,7 +185,7 @@ class Lane:
             source, queue = next(iter(self._queues.items()))
             first = next(iter(queue))
             max_bytes -= len(first.data)
-            if taken and (max_bytes < 0 or (first.otherwise is None) is not (taken[0].otherwise is None)):
+            if taken and (max_bytes < 0 or first.connected_only is not taken[0].connected_only):
                 break
             taken.append(first)
             self.discard(first)

@@ -165,6 +165,18 @@ async def test_a_twin_is_found_at_the_one_of_its_relays_that_it_is_connected_to(
 
 
 @pytest_twisted.ensureDeferred
+async def test_a_twin_of_two_relays_is_found_by_a_third_one_at_the_one_it_is_connected_to(
+    network: Network, names: Any
+) -> None:
+    a, b, c = *names, f"localhost:{free_port()}"
+    for name in (a, b, c):
+        network.relay(name, trust=tuple(trusted(other) for other in (a, b, c) if other != name))
+    alice = await network.client("alice", c, named=(c,))
+    bob = await network.client("bob", b, named=(a, b))
+    assert await echoes(alice, bob.twin, 40) == [b"%d" % number for number in range(40)]
+
+
+@pytest_twisted.ensureDeferred
 async def test_a_call_waits_for_a_relay_that_does_not_answer_yet(network: Network, names: Any, reactor: Any) -> None:
     a, b = names
     door = Factory.forProtocol(ShutDoor)

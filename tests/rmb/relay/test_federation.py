@@ -374,6 +374,53 @@ def test_relays_that_do_not_know_this_one_are_not_asked_for_sessions(bench: Benc
     assert bench.relays.posts == []
 
 
+def test_of_several_relays_those_that_know_this_one_are_asked_for_the_session_before_one_keeps_the_envelope(
+    bench: Bench,
+) -> None:
+    """Any of them would keep it, and the twin may be connected to another one only."""
+    bench.relays.known = {"a", "b", "c"}
+    bench.relays.answers.update(a=404, b=202, c=404)
+    for number in range(20):
+        bench.submit(str(number), "a", "b", "c")
+    assert bench.federation.accepted == 20 and bench.failed == []
+    assert {relay for relay, uids in bench.relays.posts if uids == ["19"]} >= {"b"} and bench.relays.asked[-1] == "b"
+    assert set(bench.relays.connected_only) == {True}
+
+
+@pytest.mark.parametrize("first", [404, 400, 425, 503, Reason.TIMEOUT])
+def test_an_envelope_for_a_session_that_none_of_several_relays_has_is_kept_by_one(bench: Bench, first: Any) -> None:
+    bench.relays.known = {"a", "b"}
+    bench.relays.answers.update(a=[first, 202], b=[404, 202])
+    bench.submit("x", "a", "b")
+    bench.pass_time(1)
+    assert bench.relays.connected_only == [True, True, False]
+    assert set(bench.relays.asked[:2]) == {"a", "b"}
+    assert bench.federation.accepted == 1 and bench.failed == []
+
+
+def test_a_session_that_is_not_at_the_relay_that_knows_this_one_is_looked_for_at_the_other(bench: Bench) -> None:
+    bench.relays.known = {"a"}
+    bench.relays.answers["a"] = 404
+    for number in range(20):
+        bench.submit(str(number), "a", "b")
+    assert bench.relays.asked == ["a", "b"] * 20 and bench.relays.connected_only == [True, False] * 20
+
+
+def test_the_only_relay_of_a_twin_is_not_asked_for_the_session_first(bench: Bench) -> None:
+    bench.relays.known = {"a"}
+    bench.submit("x", "a")
+    assert bench.relays.connected_only == [False]
+
+
+def test_an_envelope_that_several_relays_do_not_take_fails_once_and_as_that_of_one_does(bench: Bench) -> None:
+    bench.relays.known = {"a", "b"}
+    bench.relays.answers.update(a=404, b=404)
+    bench.submit("x", "a", "b")
+    assert bench.failed == [("x", RelayProblem.REJECTED)]
+    assert bench.relays.connected_only == [True, True, False, False]
+    assert len(bench.federation) == 0
+
+
 # --- many ----------------------------------------------------------------------------------------------------------------
 
 
