@@ -290,13 +290,21 @@ class Federation:
         if lane.pumping or lane.clearing:
             return  # a post failed at once: the loop below goes on
         lane.pumping = True
+        unasked = 0
         while lane and lane.posting < limits.posts_per_relay:
             if self._posting >= limits.posts:
                 self._in_line[relay] = lane
                 break
-            batch = lane.take(limits.batch_envelopes if self._poster.knows(relay) else 1, limits.batch_bytes)
-            if not batch:
-                break
+            knows = self._poster.knows(relay)
+            batch = lane.take(limits.batch_envelopes if knows else 1, limits.batch_bytes)
+            if batch[0].connected_only and not knows:  # since it began to wait; the relay would keep it
+                self._advance(batch[0])
+                unasked += 1
+                if unasked == _AT_ONCE:
+                    lane.clearing = True
+                    self._clock.callLater(0, self._clear, relay, lane)
+                    break
+                continue
             lane.posting += 1
             self._posting += 1
             posted = self._poster.post(relay, [outgoing.data for outgoing in batch], batch[0].connected_only)

@@ -46,13 +46,15 @@ class Relays:
         self.posts.append((relay, [Envelope.FromString(data).uid for data in envelopes]))
         self.connected_only.append(connected_only)
         done: Deferred[list[int]] = Deferred()
-        if relay in self.slow:
+        if relay in self.slow and (self.knows(relay) or not connected_only):
             self.slow[relay].append((done, len(envelopes)))
             return done
         answer = self.answers.get(relay, 202)
         if isinstance(answer, list):
             answer = answer.pop(0)
-        if isinstance(answer, Reason):
+        if connected_only and not self.knows(relay):
+            done.callback([425] * len(envelopes))
+        elif isinstance(answer, Reason):
             done.errback(NotPosted(answer))
         else:
             done.callback([answer] * len(envelopes))
@@ -554,6 +556,35 @@ def test_what_waits_for_a_relay_that_dies_goes_another_way_in_many_turns_of_the_
     assert bench.federation.accepted == bench.relays.asked.count("good") == 2_000
     bench.clock.advance(2)
     assert bench.clock.getDelayedCalls() == []
+
+
+def test_a_relay_that_is_not_asked_for_sessions_any_more_is_passed_over_in_many_turns_of_the_reactor(
+    bench: Bench,
+) -> None:
+    bench.relays.known = {"a"}
+    posts = bench.relays.slow["a"] = []
+    parked = [elsewhere(bench, "me.example", "a")[1] for _ in range(4_000)]
+    bench.relays.known.clear()
+    posts.pop(0)[0].errback(NotPosted(Reason.CONNECTION_REFUSED))
+    assert 256 <= sum(map(len, parked)) <= 512 + 1
+    for _ in range(20):
+        bench.clock.advance(0)
+    assert len(posts) == 3 and sum(map(len, parked)) >= 4_000 - 3 * 256
+    assert {tuple(one) for one in parked} == {(False,), ()}
+
+
+def test_a_relay_that_was_not_asked_has_not_answered(bench: Bench) -> None:
+    bench.relays.known = {"a"}
+    posts = bench.relays.slow["a"] = []
+    for _ in range(2_000):
+        elsewhere(bench, "me.example", "a")
+    posts.pop(0)[0].errback(NotPosted(Reason.CONNECTION_REFUSED))
+    bench.relays.known.clear()
+    for _ in range(2):
+        posts.pop(0)[0].errback(NotPosted(Reason.CONNECTION_REFUSED))
+    asked = len(bench.relays.posts)
+    bench.submit("x", "a", twin=8)
+    assert len(bench.relays.posts) == asked  # it is left alone after three failures in a row
 
 
 def test_a_relay_that_answers_again_gets_what_still_waits_for_it(bench: Bench) -> None:
