@@ -17,8 +17,14 @@ from dmsg.rmb.core.wire import Envelope
 from dmsg.sansio.backoff import Backoff
 from dmsg.sansio.weights import Weights
 
-#: What an outgoing envelope counts for beside its bytes: the parsed form and the bookkeeping.
-OUTGOING_BYTES: Final = 2048
+#: What an outgoing envelope counts for beside its bytes and the texts of its outline: 2.6 kB were measured, and 3.8 kB where
+#: its sender has no other.
+OUTGOING_BYTES: Final = 4096
+
+
+def held_bytes(envelope: Envelope, data: bytes) -> int:
+    """What ``data`` and its outline hold. The arena of a parsed one may have twice the size of what is in it."""
+    return len(data) + 2 * envelope.ByteSize()
 
 
 @dataclass(eq=False, slots=True)
@@ -54,7 +60,7 @@ class Outgoing:
 
     def __post_init__(self) -> None:
         self.source = self.envelope.source.twin
-        self.size = len(self.data) + OUTGOING_BYTES
+        self.size = held_bytes(self.envelope, self.data) + OUTGOING_BYTES
 
 
 class Room:

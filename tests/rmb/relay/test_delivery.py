@@ -568,6 +568,16 @@ def test_what_ended_sessions_were_not_given_is_bounded_while_the_store_hangs_and
     assert world.relay.stats()["queued_bytes"] == world.relay.stats()["pending_bytes"] == 0
 
 
+def test_texts_of_an_envelope_that_are_kept_while_its_twin_is_looked_up_count_too(world: World) -> None:
+    alice = world.connect(1)
+    world.registry.slow = Deferred()
+    alice.send(alice.envelope(9, tags=100_000 * "t"))
+    assert world.relay.stats()["pending_bytes"] > 300_000
+    world.registry.slow.callback(None)
+    world.turn()
+    assert world.relay.stats()["pending_bytes"] == 0
+
+
 def test_what_other_relays_did_not_take_counts_as_under_way_while_the_store_hangs(
     make_world: Callable[..., World], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+import tracemalloc
 from collections import Counter
 from functools import partial
 from typing import Any
@@ -18,7 +19,7 @@ from dmsg.eventlog.schema import FederationAttempted, RelayRankChanged
 from dmsg.rmb.core.errors import RelayProblem
 from dmsg.rmb.core.ranker import Ranker
 from dmsg.rmb.core.twin import Twin
-from dmsg.rmb.core.wire import Envelope
+from dmsg.rmb.core.wire import Envelope, outline
 from dmsg.rmb.relay.errors import NotPosted
 from dmsg.rmb.relay.federation import Federation, FederationLimits
 from dmsg.rmb.relay.lanes import OUTGOING_BYTES, Lane, Outgoing, Room
@@ -105,15 +106,23 @@ class Bench:
         )
 
     def submit(
-        self, uid: str, *relays: str, source: int = 1, twin: int = 7, lifetime_s: float = 60, size: int = 0
+        self,
+        uid: str,
+        *relays: str,
+        source: int = 1,
+        twin: int = 7,
+        lifetime_s: float = 60,
+        size: int = 0,
+        tags: str | None = None,
     ) -> RelayProblem | None:
-        envelope = Envelope(uid=uid, plain=bytes(size))
+        envelope = Envelope(uid=uid, plain=bytes(size), tags=tags)
         envelope.source.twin, envelope.destination.twin = source, twin
         known = self.registry.twins.setdefault(twin, Twin(twin, bytes(32), relays))
         expires_at = UNIX + self.clock.seconds() + lifetime_s
+        data = envelope.SerializeToString()
         return self.federation.submit(
-            envelope,
-            envelope.SerializeToString(),
+            outline(envelope),
+            data,
             known,
             expires_at,
             lambda in_doubt: self.moved_here.append((uid, in_doubt)),
@@ -477,6 +486,30 @@ def test_a_sender_may_have_half_of_the_room_and_others_the_rest() -> None:
     while bench.relays.slow["a"]:
         bench.relays.answer_one("a")
     assert bench.submit("again", "a", source=666, size=1000) is None
+
+
+def test_the_room_of_senders_that_send_one_envelope_each_is_what_these_take() -> None:
+    bench = Bench(outstanding_bytes=1 << 30)
+    bench.relays.slow["a"] = []
+    bench.submit("first", "a")
+    gc.collect()
+    tracemalloc.start()
+    try:
+        for number in range(2_000):
+            bench.submit(f"{number}", "a", source=100 + number)
+        gc.collect()
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    parsed = 1_000  # which is not traced
+    assert taken + 2_000 * parsed < bench.federation._held.used
+
+
+def test_texts_that_are_kept_twice_take_more_room() -> None:
+    bench = Bench(outstanding_bytes=2_000_000)
+    bench.relays.slow["a"] = []
+    outcomes = [bench.submit("x", "a", tags=100_000 * "t") for _ in range(10)]
+    assert outcomes.count(None) == 3
 
 
 def test_a_dead_relay_does_not_take_the_room_of_others() -> None:
