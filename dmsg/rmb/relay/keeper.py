@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -30,6 +30,8 @@ _RETRY_S: Final = 2.0
 #: file takes 4,096 pushes at a time.
 _RETURNED_AT_ONCE: Final = 256
 _SESSIONS_AT_ONCE: Final = 8
+#: Ids of envelopes that ended sessions were given and that could not be deleted, some 100 bytes each.
+_UNDELETED: Final = 65_536
 #: A store that has just failed is given so many: each may have to wait a second for it.
 _RETURNED_WHILE_AWAY: Final = 4_096
 
@@ -65,6 +67,9 @@ class Keeper:
         self._returns = Line(_SESSIONS_AT_ONCE)
         self._away_until = float("-inf")
         self._retries: dict[Session, IDelayedCall] = {}
+        #: What ended sessions were given and is in the store all the same, and how much that is.
+        self._undeleted: OrderedDict[SessionAddress, list[str]] = OrderedDict()
+        self._undeleted_count = 0
 
     @property
     def pushing_bytes(self) -> int:
@@ -198,12 +203,9 @@ class Keeper:
                 if not self._is_current(session):
                     return
                 news = session.news
-                done = session.written_ids()
-                if done:
-                    await self._store.delete(address, done)
-                    session.deleted(done)
+                after = await self._delete_written(session)
                 page = await self._store.read(
-                    address, None, limits.page_envelopes, limits.page_bytes, self._unix_time()
+                    address, after, limits.page_envelopes, limits.page_bytes, self._unix_time()
                 )
                 if not self._is_current(session):
                     return
@@ -214,6 +216,8 @@ class Keeper:
                     return  # what is being pushed calls again
                 elif session.news == news:
                     session.caught_up()
+                    if after is not None:
+                        self._ask_again(session)
                 self._flush()
                 if session.queue or not session.stored:
                     return
@@ -222,10 +226,29 @@ class Keeper:
             if self._is_current(session):
                 session.caught_up()  # what comes now need not wait for the store
                 self._flush()
-                if session not in self._retries:
-                    self._retries[session] = self._clock.callLater(_RETRY_S, self._retry, session)
+                self._ask_again(session)
         finally:
             session.fetching = False
+
+    async def _delete_written(self, session: Session) -> str | None:
+        """Delete what ``session`` was given. If that fails, gives the last of it: what it was not given is behind that."""
+        before = self._undeleted.pop(session.address, [])
+        self._undeleted_count -= len(before)
+        session.done[:0] = before
+        done = session.written_ids()
+        if not done:
+            return None
+        try:
+            await self._store.delete(session.address, done)
+        except StoreError as error:  # from a full disk the store can still read
+            self._background.complain("delivered envelopes cannot be deleted", error)
+            return str(done[-1])
+        session.deleted(done)
+        return None
+
+    def _ask_again(self, session: Session) -> None:
+        if session not in self._retries:
+            self._retries[session] = self._clock.callLater(_RETRY_S, self._retry, session)
 
     def _retry(self, session: Session) -> None:
         del self._retries[session]
@@ -279,10 +302,18 @@ class Keeper:
                 await self._store.delete(address, done)
         except StoreError as error:
             self._background.complain("delivered envelopes cannot be deleted", error)
+            self._remember(address, done)
         finally:
             self._switch.returning.give_back(network, size)
             self._next(address, line)
             self.stored(address)
+
+    def _remember(self, address: SessionAddress, done: list[str]) -> None:
+        """Keep in mind what the next session of this name is not to be given once more."""
+        self._undeleted[address] = [*self._undeleted.pop(address, []), *done]
+        self._undeleted_count += len(done)
+        while self._undeleted_count > _UNDELETED:
+            self._undeleted_count -= len(self._undeleted.popitem(last=False)[1])
 
     async def _return_some(self, address: SessionAddress, some: list[bytes]) -> list[tuple[bytes, StoreFull]]:
         """Store ``some``; gives those for which there is no room."""

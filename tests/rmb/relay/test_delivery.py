@@ -216,6 +216,56 @@ def test_while_the_store_fails_sessions_get_what_is_sent_now_and_later_what_was_
     assert uids(bob) == ["now", "still", "stored"]
 
 
+def test_a_store_that_cannot_delete_is_read_to_its_end_and_gives_nothing_twice(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a file on a disk that is full."""
+    alice = world.connect(1)
+    sent = [str(at) for at in range(250)]
+    alice.send(*[alice.envelope(2, uid=uid) for uid in sent])
+    delete = world.store.delete
+    monkeypatch.setattr(world.store, "delete", lambda *arguments: fail(StoreUnavailable("full")))
+    bob = world.connect(2)
+    world.settle()
+    assert uids(bob) == sent
+    alice.send(alice.envelope(2, uid="direct"))
+    assert uids(bob)[-1] == "direct"
+    for _ in range(2):
+        bob.leave()
+        alice.send(alice.envelope(2, uid="next"))
+        bob = world.connect(2)
+        world.settle()
+        assert uids(bob) == ["next"]
+    assert len(stored(world, 2)) == 252
+    monkeypatch.setattr(world.store, "delete", delete)
+    world.network.advance(2)
+    world.settle()
+    assert uids(bob) == ["next"] and stored(world, 2) == []
+    bob.leave()
+    assert uids(world.connect(2)) == []
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_what_cannot_be_deleted_for_ended_sessions_is_remembered_within_bounds(
+    world: World, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    monkeypatch.setattr("dmsg.rmb.relay.keeper._UNDELETED", 25)
+    alice = world.connect(1)
+    delete = world.store.delete
+    monkeypatch.setattr(world.store, "delete", lambda *arguments: fail(StoreUnavailable("full")))
+    for name in "abc":
+        address = SessionAddress(2, name)
+        alice.send(*[alice.envelope(address, uid=str(at)) for at in range(10)])
+        bob = world.connect(2, name)
+        world.settle()
+        assert len(uids(bob)) == 10
+        bob.leave()
+    if not fails:
+        monkeypatch.setattr(world.store, "delete", delete)
+    again = [len(uids(world.connect(2, name))) for name in "abc"]
+    assert again == [10, 0, 0]
+
+
 def test_what_could_not_be_deleted_when_it_was_written_does_not_come_twice(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
