@@ -11,6 +11,7 @@ from twisted.python.failure import Failure
 from dmsg.rmb.client.errors import CallError, CallTimeout, NotConnected, RegistryFailed, Stopped, TooMuchUnderWay
 from dmsg.rmb.client.relays import Parcel
 from dmsg.rmb.core.address import SessionAddress
+from dmsg.rmb.core.twin import Twin
 
 T = TypeVar("T")
 
@@ -21,13 +22,14 @@ _REFUSED_NOTED: Final = 8
 class Call(Generic[T]):
     """A request to ``target`` without an answer."""
 
-    __slots__ = ("_refused", "answer", "parcel", "size_bytes", "target", "work")
+    __slots__ = ("_refused", "answer", "parcel", "size_bytes", "target", "twin", "work")
 
     def __init__(self, target: SessionAddress, size_bytes: int) -> None:
         self.target = target
         self.size_bytes = size_bytes
         self.answer: Deferred[T] = Deferred()
-        #: ``None`` while its twin is looked up.
+        #: The twin as it was looked up, and what carries the request; ``None`` before.
+        self.twin: Twin | None = None
         self.parcel: Parcel | None = None
         #: What waits for the answer, once it has begun.
         self.work: Deferred[T] | None = None

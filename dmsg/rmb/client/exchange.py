@@ -37,6 +37,7 @@ from dmsg.rmb.client.errors import (
     NoTwin,
     RegistryFailed,
     Stopped,
+    TooMuchUnderWay,
     TwinUnknown,
 )
 from dmsg.rmb.client.intake import Intake
@@ -99,6 +100,9 @@ class ExchangeOwner(TypingProtocol):
     def answer_received(self, answer: Accepted) -> None:
         """An answer came for which :meth:`is_awaited` said yes."""
 
+    def answers_have_room(self) -> None:
+        """Relays have taken answers: :attr:`Exchange.takes_answers` is true again."""
+
 
 class Exchange:
     """Sends and receives the envelopes of one session of one twin.
@@ -150,7 +154,7 @@ class Exchange:
         self.relays = Relays(
             reactor, relays, self, connect=connect, token=self._make_token, uniform=self._uniform, config=config
         )
-        self._answers = Answers(reactor, self.relays, config.answers, config.answers_bytes)
+        self._answers = Answers(reactor, self.relays, config.answers, config.answers_bytes, owner.answers_have_room)
         self._calls: Calls[Accepted] = Calls(config.calls, config.calls_bytes)
         self._refusals = TokenBucket(_REFUSALS_PER_S, _REFUSALS_PER_S, reactor.seconds())
         #: The names of our relays in the registry. A relay must know itself by one of them, or envelopes to us go elsewhere.
@@ -233,6 +237,11 @@ class Exchange:
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
+    @property
+    def takes_calls(self) -> bool:
+        """Whether a request of any size may begin."""
+        return self._calls.has_room(MAX_ENVELOPE_BYTES)
+
     async def request(self, envelope: Envelope, timeout_s: float, *, once: bool = False) -> Accepted:
         """Send a request, and give the answer; raises a ``CallError`` when there is none within ``timeout_s``.
 
@@ -265,7 +274,7 @@ class Exchange:
             now = self._now_s()
             envelope.timestamp = int(now)
             envelope.expiration = ceil(now + timeout_s) - int(now)
-        twin = await self._look_up(call.target)
+        call.twin = twin = await self._look_up(call.target)
         data = self._seal(envelope, twin, call.target)
         again = Again.NEVER if once else Again.ALWAYS
         call.parcel = Parcel(data, ends_at, again=again, prefer=twin.relays)
@@ -284,6 +293,11 @@ class Exchange:
         return twin
 
     # --- answers -----------------------------------------------------------------------------------------------------
+
+    @property
+    def takes_answers(self) -> bool:
+        """Whether more answers should be made: relays have taken enough of those that there were."""
+        return self._answers.has_room
 
     def respond(self, request: Accepted, data: bytes, schema: str | None = None) -> None:
         """Answer ``request`` with ``data``. Raises what :meth:`send` raises for an answer that cannot be sent."""
@@ -310,6 +324,8 @@ class Exchange:
     def _post_answer(self, answer: Envelope, twin: Twin, prefer: Sequence[str]) -> None:
         target = SessionAddress.of(answer.destination)
         data = self._seal(answer, twin, target)
+        if answer.HasField("response") and not self._answers.fits(len(data)):
+            raise TooMuchUnderWay(target)
         ends_at = self._clock.seconds() + answer.expiration
         parcel = Parcel(data, ends_at, again=Again.IF_UNCERTAIN, prefer=(*prefer, *twin.relays))
         self._answers.post(target, answer.uid, parcel)
@@ -368,7 +384,7 @@ class Exchange:
         try:
             number = receiver.admit(envelope, now_s)
             if number is not None:
-                twin = await self._registry.get(number)
+                twin = await self._sender_of(envelope, number)
                 now_s = self._now_s()  # the registry may have taken long
                 payload = receiver.open(envelope, twin, now_s)
                 if envelope.HasField("request") and not self._may_answer(twin):
@@ -389,6 +405,16 @@ class Exchange:
             sealed, signature = bool(envelope.HasField("cipher")), envelope.signature
             accepted = Accepted(outline(envelope), payload, source, twin, connection.url, left, sealed)
             self._accepted(accepted, signature, connection)
+
+    async def _sender_of(self, envelope: Envelope, number: int) -> Twin | None:
+        """The twin of that number. While the registry fails, for the answer to a call it is as the call had it looked up."""
+        try:
+            return await self._registry.get(number)
+        except RegistryError:
+            call = self._calls.get(envelope.uid)
+            if call is None or call.twin is None or call.target.twin != number:
+                raise
+            return call.twin
 
     def _may_answer(self, twin: Twin | None) -> bool:
         """Whether an answer to ``twin`` could be sent: a request that is never answered is better not begun."""

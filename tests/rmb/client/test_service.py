@@ -464,6 +464,23 @@ def test_no_twin_has_our_key(world: Any, logged_errors: Any) -> None:
     logged_errors.flush()
 
 
+def test_the_answer_to_a_call_is_taken_while_the_registry_is_away(world: Any) -> None:
+    relay = world.relay()
+    service, caller = world.client(SERVICE, relay), world.client(CALLER, relay)
+    gate: Deferred[None] = Deferred()
+
+    @service.service("slow")
+    async def slow(request: Request) -> bytes:
+        await gate
+        return b"done"
+
+    call = ensureDeferred(caller.call(SERVICE, "slow", timeout=30))
+    world.settle()
+    world.registry.away = True
+    gate.callback(None)
+    assert world.result(call).data == b"done"
+
+
 def test_a_registry_that_is_away_at_first_is_asked_until_it_answers(world: Any) -> None:
     relay = world.relay()
     world.registry.away = True
