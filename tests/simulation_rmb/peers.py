@@ -134,7 +134,7 @@ class Peer:
             "calls": len(exchange._calls._calls) + exchange._calls._bytes,
             "parcels": len(exchange.relays._waiting),
             "look-ups": len(exchange._intake._under_way),
-            "kept answers": len(exchange._answers) + exchange._answers._bytes_of_twin.total,
+            "kept answers": len(exchange._answers) + exchange._answers.held_bytes,
             "carried": sum(map(len, exchange.relays._carried.values())),
             "lists": sum(
                 len(found)

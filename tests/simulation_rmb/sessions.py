@@ -176,7 +176,7 @@ class Client:
             "intake": len(exchange._intake._under_way)
             + sum(exchange._intake._counts.values())
             + sum(exchange._intake._bytes.values()),
-            "answers": len(exchange._answers) + exchange._answers._bytes_of_twin.total,
+            "answers": len(exchange._answers) + exchange._answers.held_bytes,
             "carried": sum(map(len, exchange.relays._carried.values())),
             "handlers": len(handlers._working) + len(handlers._working_for) + len(handlers._waiting),
         }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
@@ -18,16 +20,64 @@ _REPEATS: Final = 4
 _SWEEP_S: Final = 15.0
 
 
+#: Answers that no relay has taken, in times the bytes of those that are kept: at one, no more requests are begun, at the first
+#: of these answers of what is at work are refused, and at the second, with the errors that tell of it, the oldest are forgotten.
+_UNSENT_FITS: Final = 3
+_UNSENT: Final = 4
+
+_Key = tuple[SessionAddress, str]
+
+
 class _Request:
     """A request that was accepted: its signature, when it is over, and its answer, once there is one."""
 
-    __slots__ = ("answer", "expires_at", "repeats", "signature")
+    __slots__ = ("answer", "expires_at", "repeats", "shelf", "signature", "size")
 
-    def __init__(self, signature: bytes, expires_at: float) -> None:
+    def __init__(self, signature: bytes, expires_at: float, shelf: _Shelf) -> None:
         self.signature = signature
         self.expires_at = expires_at
         self.answer: Parcel | None = None
+        #: The bytes of its answer, and where it counts.
+        self.size = 0
+        self.shelf = shelf
         self.repeats = 0
+
+
+class _Shelf:
+    """Requests by their twins, the oldest first."""
+
+    def __init__(self) -> None:
+        self._of_twin: dict[int, OrderedDict[_Key, None]] = {}
+        self._tally: Tally[int] = Tally()
+        self._bytes: Weights[int] = Weights()
+        self.count = 0
+
+    @property
+    def used(self) -> int:
+        """Bytes of the answers."""
+        return self._bytes.total
+
+    def add(self, key: _Key, size: int) -> None:
+        twin = key[0].twin
+        self._of_twin.setdefault(twin, OrderedDict())[key] = None
+        self._tally.add(twin)
+        self._bytes.add(twin, size)
+        self.count += 1
+
+    def remove(self, key: _Key, size: int) -> None:
+        twin = key[0].twin
+        del self._of_twin[twin][key]
+        if not self._of_twin[twin]:
+            del self._of_twin[twin]
+        self._tally.remove(twin)
+        self._bytes.add(twin, -size)
+        self.count -= 1
+
+    def surplus(self, count: int, size: int) -> _Key | None:
+        """With more than ``count``, or ``size`` bytes: the oldest of the twin that has most."""
+        if self.count > count:
+            return next(iter(self._of_twin[self._tally.largest()]))
+        return next(iter(self._of_twin[self._bytes.largest()])) if self.used > size else None
 
 
 class Answers:
@@ -36,44 +86,80 @@ class Answers:
     Above, the oldest of the twin with the most are forgotten: a twin that asks without end does not lose others their answers.
     A request is handed to its handler once. When it comes again, because its sender lost the relay over which the answer
     was to come, it is answered with the same bytes.
+
+    Those that no relay has taken yet are counted apart: to forget them is to lose them. While they have ``size_bytes``,
+    :attr:`has_room` is false, and no more are to be made; ``room()`` is called when there is room again.
     """
 
-    def __init__(self, clock: IReactorTime, relays: Relays, count: int, size_bytes: int) -> None:
+    def __init__(
+        self,
+        clock: IReactorTime,
+        relays: Relays,
+        count: int,
+        size_bytes: int,
+        room: Callable[[], object] = lambda: None,
+    ) -> None:
         self._clock = clock
         self._relays = relays
         self._limit = count
         self._limit_bytes = size_bytes
-        self._requests: dict[tuple[SessionAddress, str], _Request] = {}
-        self._of_twin: dict[int, OrderedDict[tuple[SessionAddress, str], None]] = {}
-        self._tally: Tally[int] = Tally()
-        self._bytes_of_twin: Weights[int] = Weights()
+        self._room = room
+        self._requests: dict[_Key, _Request] = {}
+        self._kept, self._unsent = _Shelf(), _Shelf()
         self._call: IDelayedCall | None = None
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of all answers."""
+        return self._kept.used + self._unsent.used
+
+    @property
+    def has_room(self) -> bool:
+        """Whether relays have taken enough of the answers that there were."""
+        return self._unsent.used < self._limit_bytes
+
+    def fits(self, size: int) -> bool:
+        """Whether one of ``size`` bytes more could wait for a relay."""
+        return self._unsent.used + size <= max(_UNSENT_FITS * self._limit_bytes, size)
 
     def accepted(self, source: SessionAddress, uid: str, signature: bytes, expires_at: float) -> None:
         """Note the request ``uid`` of ``source``."""
         self._forget((source, uid))
-        self._add((source, uid), _Request(signature, expires_at))
+        self._add((source, uid), _Request(signature, expires_at, self._kept))
         self._bound()
 
-    def _add(self, key: tuple[SessionAddress, str], request: _Request) -> None:
+    def _add(self, key: _Key, request: _Request) -> None:
         self._requests[key] = request
-        twin = key[0].twin
-        self._of_twin.setdefault(twin, OrderedDict())[key] = None
-        self._tally.add(twin)
+        request.shelf.add(key, request.size)
 
     def post(self, destination: SessionAddress, uid: str, answer: Parcel) -> None:
         """Send the answer to the request ``uid`` of ``destination``, and keep it."""
-        request = self._requests.get((destination, uid))
+        key = (destination, uid)
+        request = self._requests.get(key)
         if request is None:
-            request = _Request(b"", answer.expires_at)
-            self._add((destination, uid), request)
+            request = _Request(b"", answer.expires_at, self._kept)
+            self._add(key, request)
         elif request.answer is not None:
-            self._drop(request, destination.twin)
+            self._drop(request)
         request.answer = answer
         request.expires_at = answer.expires_at
-        self._bytes_of_twin.add(destination.twin, len(answer.data))
+        self._put(key, request, self._kept, len(answer.data))
+        answer.waits = partial(self._waits, key, request)
         self._relays.post(answer)
         self._bound()
+
+    def _waits(self, key: _Key, request: _Request, waits: bool) -> None:
+        """An answer begins or ceases to wait for a relay."""
+        self._put(key, request, self._unsent if waits else self._kept, request.size)
+        self._bound()
+
+    def _put(self, key: _Key, request: _Request, shelf: _Shelf, size: int) -> None:
+        had_room = self.has_room
+        request.shelf.remove(key, request.size)
+        request.shelf, request.size = shelf, size
+        shelf.add(key, size)
+        if not had_room and self.has_room:
+            self._room()
 
     def repeat(self, source: SessionAddress, uid: str, signature: bytes) -> None:
         """A request has come that is called ``uid`` as one of ``source`` was: if it is the same, so is its answer.
@@ -95,29 +181,26 @@ class Answers:
             self._forget(key)
 
     def _bound(self) -> None:
-        while len(self._requests) > self._limit:
-            self._forget(next(iter(self._of_twin[self._tally.largest()])))
-        while self._bytes_of_twin.total > self._limit_bytes:
-            self._forget(next(iter(self._of_twin[self._bytes_of_twin.largest()])))
+        for shelf, limit_bytes in ((self._kept, self._limit_bytes), (self._unsent, _UNSENT * self._limit_bytes)):
+            while (key := shelf.surplus(self._limit, limit_bytes)) is not None:
+                self._forget(key)
         if self._call is None and self._requests:
             self._call = self._clock.callLater(_SWEEP_S, self._sweep)
 
-    def _forget(self, key: tuple[SessionAddress, str]) -> None:
+    def _forget(self, key: _Key) -> None:
         request = self._requests.pop(key, None)
-        if request is None:
-            return
-        twin = key[0].twin
-        self._drop(request, twin)
-        self._tally.remove(twin)
-        del self._of_twin[twin][key]
-        if not self._of_twin[twin]:
-            del self._of_twin[twin]
+        if request is not None:
+            had_room = self.has_room
+            request.shelf.remove(key, request.size)
+            self._drop(request)
+            if not had_room and self.has_room:
+                self._room()
 
-    def _drop(self, request: _Request, twin: int) -> None:
-        if request.answer is not None:
-            self._bytes_of_twin.add(twin, -len(request.answer.data))
-            self._relays.drop(request.answer)
-            request.answer = None
+    def _drop(self, request: _Request) -> None:
+        answer, request.answer = request.answer, None
+        if answer is not None:
+            answer.waits = lambda waits: None
+            self._relays.drop(answer)
 
     def _sweep(self) -> None:
         self._call = None

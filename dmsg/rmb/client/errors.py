@@ -130,7 +130,7 @@ class EnvelopeTooLarge(CallError):
 
 
 class TooMuchUnderWay(CallError):
-    """As many calls, or bytes of calls, are under way as the client keeps."""
+    """As many calls, or bytes of calls or of answers, are under way as the client keeps."""
 
     code = PeerCode.BUSY
     reason = Reason.BUSY

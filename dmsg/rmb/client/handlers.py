@@ -62,11 +62,13 @@ _FAILED: Final = Refusal(PeerCode.HANDLER_FAILED, "the command failed")
 class Handlers:
     """Handlers by command. At most ``config.handlers`` are at work, at most half of them for one twin.
 
-    What waits is bounded; twins take turns (:class:`~dmsg.rmb.core.fair_queue.FairQueue`).
+    What waits is bounded; twins take turns (:class:`~dmsg.rmb.core.fair_queue.FairQueue`). None is begun while ``has_room()``
+    is false, until :meth:`go_on` is called: no relay takes the answers.
     """
 
-    def __init__(self, clock: IReactorTime, config: RmbConfig) -> None:
+    def __init__(self, clock: IReactorTime, config: RmbConfig, has_room: Callable[[], bool] = lambda: True) -> None:
         self._clock = clock
+        self._has_room = has_room
         self._limit = config.handlers
         self._limit_of_a_twin = max(1, config.handlers // 2)
         self._handlers: dict[str, Handler] = {}
@@ -94,17 +96,26 @@ class Handlers:
             return
         ends_at = self._clock.seconds() + request.remaining_s
         # With a place free, twins whose requests wait have taken all of their own places: this one overtakes none of them.
-        if len(self._working) < self._limit and self._may(request.source.twin):
+        if len(self._working) < self._limit and self._may(request.source.twin) and self._has_room():
             self._work(request, respond, ends_at)
             return
         size = len(request.data) + _OVERHEAD_BYTES
         for _, answer, _ in self._waiting.put(request.source.twin, (request, respond, ends_at), size):
             answer(_BUSY)
-        self._next()
+        self.go_on()
 
     def start(self) -> None:
         """Begin requests that are taken, as at first."""
         self._stopped = False
+
+    def go_on(self) -> None:
+        """Begin what waits, as far as there are places."""
+        while len(self._working) < self._limit and self._has_room():
+            one = self._waiting.take(self._may)
+            if one is None:
+                return
+            if one[2] > self._clock.seconds():
+                self._work(*one)
 
     async def stop(self, patience_s: float) -> None:
         """Refuse what waits, give what is at work ``patience_s`` to end, then cancel it."""
@@ -121,14 +132,6 @@ class Handlers:
     def _may(self, twin: int) -> bool:
         return self._working_for[twin] < self._limit_of_a_twin
 
-    def _next(self) -> None:
-        while len(self._working) < self._limit:
-            one = self._waiting.take(self._may)
-            if one is None:
-                return
-            if one[2] > self._clock.seconds():
-                self._work(*one)
-
     def _work(self, request: Request, respond: Respond, ends_at: float) -> None:
         twin = request.source.twin
         self._working_for[twin] += 1
@@ -143,7 +146,7 @@ class Handlers:
         def done(result: object) -> None:
             del self._working[work]
             self._done(twin)
-            self._next()
+            self.go_on()
 
         work.addBoth(done)
 

@@ -38,7 +38,7 @@ class Parcel:
     over another relay because one that carried it is lost.
     """
 
-    __slots__ = ("again", "data", "expires_at", "prefer", "refused_by", "relays", "sent_at", "via")
+    __slots__ = ("again", "data", "expires_at", "prefer", "refused_by", "relays", "sent_at", "via", "waits")
 
     def __init__(self, data: bytes, expires_at: float, *, again: Again, prefer: Sequence[str] = ()) -> None:
         self.data = data
@@ -52,6 +52,8 @@ class Parcel:
         #: All connections that have carried it, and those that have answered with an error.
         self.relays: list[RelayConnection] = []
         self.refused_by: set[RelayConnection] = set()
+        #: Told whenever it begins or ceases to wait for a relay.
+        self.waits: Callable[[bool], object] = lambda waits: None
 
 
 class RelaysOwner(TypingProtocol):
@@ -140,6 +142,7 @@ class Relays:
         connection = self._choose(parcel)
         if connection is None:
             self._waiting[parcel] = None
+            parcel.waits(True)
             for one in self.connections:
                 one.hurry()
         else:
@@ -171,7 +174,8 @@ class Relays:
 
     def drop(self, parcel: Parcel) -> None:
         """Forget ``parcel``: it has arrived, or is not wanted any more."""
-        self._waiting.pop(parcel, None)
+        if parcel in self._waiting:
+            self._begone(parcel)
         if parcel.via is not None:
             self._carried[parcel.via].pop(parcel, None)
             parcel.via = None
@@ -197,15 +201,22 @@ class Relays:
     def _post_waiting(self) -> None:
         now = self._clock.seconds()
         for parcel in list(self._waiting):
+            if parcel not in self._waiting:  # what one led to has ended another
+                continue
             if parcel.expires_at <= now:
-                del self._waiting[parcel]
+                self._begone(parcel)
                 continue
             connection = self._choose(parcel)
             if connection is not None:
-                del self._waiting[parcel]
                 self._send(parcel, connection)
+                self._begone(parcel)
             elif not any(one.has_room for one in self.connections):
                 return
+
+    def _begone(self, parcel: Parcel) -> None:
+        """It waits no longer."""
+        del self._waiting[parcel]
+        parcel.waits(False)
 
     # --- from the connections ----------------------------------------------------------------------------------------
 

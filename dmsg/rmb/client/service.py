@@ -103,7 +103,7 @@ class RmbClient(Service):
         )
         self._events = events
         self._random = random
-        self._handlers = Handlers(reactor, config)
+        self._handlers = Handlers(reactor, config, lambda: self.exchange.takes_answers)
         self._ready: Waiters[None] = Waiters()
         self._is_ready = False
         self._stopping = False
@@ -280,6 +280,10 @@ class RmbClient(Service):
 
     def answer_received(self, answer: Accepted) -> None:
         """See :class:`~dmsg.rmb.client.exchange.ExchangeOwner`."""
+
+    def answers_have_room(self) -> None:
+        """See :class:`~dmsg.rmb.client.exchange.ExchangeOwner`."""
+        self._handlers.go_on()
 
 
 _TOO_LARGE: Final = Refusal(PeerCode.HANDLER_FAILED, "the answer is too large")

@@ -171,6 +171,8 @@ class Gateway:
             nonlocal lost_at, was_given_back
             if requests is not None:
                 await requests.room()
+            elif not await self.services.room():
+                return
             if lost_at is not None:
                 # At once, and when all is over. What is being sent is taken anew each time, and before all others.
                 is_over = self._reactor.seconds() - lost_at > 2 * TAKE_S
@@ -227,3 +229,7 @@ class Gateway:
     def answer_received(self, answer: Accepted) -> None:
         """See :class:`~dmsg.rmb.client.exchange.ExchangeOwner`."""
         self.requests.answer_received(answer)
+
+    def answers_have_room(self) -> None:
+        """See :class:`~dmsg.rmb.client.exchange.ExchangeOwner`."""
+        self.services.answers_have_room()

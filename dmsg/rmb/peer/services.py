@@ -14,7 +14,8 @@ from twisted.logger import Logger
 import dmsg
 from dmsg.glue.errors import RedisAway, RedisRefused
 from dmsg.glue.tasks import Tasks
-from dmsg.rmb.client.errors import CallError, EnvelopeTooLarge
+from dmsg.glue.waiters import Waiters
+from dmsg.rmb.client.errors import CallError, EnvelopeTooLarge, RegistryFailed
 from dmsg.rmb.client.exchange import Accepted, Exchange
 from dmsg.rmb.core.errors import InvalidMessage, PeerCode
 from dmsg.rmb.core.messages import IncomingRequest, OutgoingResponse
@@ -30,9 +31,16 @@ KEPT_REQUESTS_BYTES: Final = 64 * 1024 * 1024
 #: Requests on their way to Redis, in bytes: in all, and of one twin. They wait while it is away.
 WAITING_REQUESTS_BYTES: Final = 64 * 1024 * 1024
 WAITING_REQUESTS_BYTES_OF_A_TWIN: Final = 16 * 1024 * 1024
+#: Services' answers whose twin is being looked up, in bytes: above, no more are taken from their list. And those whose twin is
+#: looked up again because the registry has failed: above, they are dropped.
+LOOKED_UP_BYTES: Final = 16 * 1024 * 1024
+#: How long to wait for room for more of them, in seconds, before it is looked whether the peer stops.
+ROOM_S: Final = 1.0
 #: A Redis that is there, but says "not now", is asked again in so many seconds.
 RETRY_S: Final = 0.1
-#: What a waiting request costs beside its payload.
+#: A registry that has failed is asked again for whom an answer is for in so many seconds.
+LOOK_UP_AGAIN_S: Final = 2.0
+#: What a waiting request, or answer, costs beside its payload.
 _REQUEST_BYTES: Final = 2_048
 VERSION: Final = f"dmsg {dmsg.__version__}"
 #: Lines of the program's log about answers that could not be sent: so many at once, and one in ten seconds. A twin whose key is
@@ -57,6 +65,8 @@ class Services:
         self._all_waiting_bytes = 0
         self._hands = Tasks()
         self._sends = Tasks()
+        self._sending_bytes = self._retried_bytes = 0
+        self._room: Waiters[None] = Waiters()
 
     @property
     def waiting(self) -> int:
@@ -154,6 +164,20 @@ class Services:
 
     # --- answers -----------------------------------------------------------------------------------------------------
 
+    async def room(self) -> bool:
+        """Whether more answers may be taken from their list, where they are safe until relays take what there is."""
+        if not self._has_room:
+            await self._room.wait_at_most(ROOM_S, self._clock)
+        return self._has_room
+
+    @property
+    def _has_room(self) -> bool:
+        return self._exchange.takes_answers and self._sending_bytes < LOOKED_UP_BYTES
+
+    def answers_have_room(self) -> None:
+        """See :class:`~dmsg.rmb.client.exchange.ExchangeOwner`."""
+        self._room.fire(None)
+
     def take(self, data: bytes, done: Callable[[], object]) -> None:
         """Send what was pushed to :data:`~dmsg.rmb.peer.commands.REPLY`; ``done()`` when that is done, or cannot be.
 
@@ -165,12 +189,14 @@ class Services:
             self._complain("a service's answer is none: {why}", invalid.problem)
             done()
         else:
-            self._sends.begin(self._send(envelope, done))
+            size = len(data) + _REQUEST_BYTES
+            self._sending_bytes += size
+            self._sends.begin(self._send(envelope, size, done))
 
-    async def _send(self, envelope: Envelope, done: Callable[[], object]) -> None:
+    async def _send(self, envelope: Envelope, size: int, done: Callable[[], object]) -> None:
         try:
             try:
-                await self._exchange.send(envelope)
+                await self._send_in_time(envelope, size)
             except EnvelopeTooLarge:
                 refusal = Envelope(uid=envelope.uid, destination=envelope.destination)
                 refusal.error.code = PeerCode.OTHER
@@ -179,6 +205,31 @@ class Services:
         except CallError as error:
             self._complain("a service's answer was not sent: {why}", error.own_text)
         done()
+
+    async def _send_in_time(self, envelope: Envelope, size: int) -> None:
+        """Send an answer, however long the registry fails, but not beyond its time."""
+        try:
+            await self._exchange.send(envelope)
+            return
+        except RegistryFailed:
+            if self._retried_bytes + size > LOOKED_UP_BYTES:
+                raise
+        finally:
+            self._sending_bytes -= size
+            self._room.fire(None)
+        self._retried_bytes += size
+        ends_at = self._clock.seconds() + envelope.expiration
+        try:
+            while True:
+                await deferLater(self._clock, LOOK_UP_AGAIN_S)
+                try:
+                    await self._exchange.send(envelope)
+                    return
+                except RegistryFailed:
+                    if self._clock.seconds() + LOOK_UP_AGAIN_S > ends_at:
+                        raise
+        finally:
+            self._retried_bytes -= size
 
     async def stop(self, patience_s: float) -> None:
         """Refuse the requests that Redis does not have after ``patience_s``; the exchange has still to run."""

@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from twisted.internet.defer import Deferred, ensureDeferred
 
 from dmsg.rmb.client.config import RmbConfig
+from dmsg.rmb.client.errors import CallRefused
 from dmsg.rmb.client.handlers import Request
 from dmsg.rmb.core.address import SessionAddress
+from dmsg.rmb.core.errors import PeerCode
 
 CALLER, SERVICE = 1, 2
 
@@ -82,3 +85,43 @@ def test_an_answer_too_large_to_be_kept_is_sent_nevertheless(world: Any) -> None
     request = scene.call(1000)
     assert scene.again(request) == 0
     assert scene.kept == 0
+
+
+def test_answers_that_are_made_faster_than_a_relay_takes_them_are_not_lost(world: Any) -> None:
+    scene = Scene(world, answers_bytes=20_000, relay_queue_bytes=1)
+    calls = [ensureDeferred(scene.caller.call(SERVICE, "echo", bytes(5_000), timeout=30)) for _ in range(60)]
+    world.settle(10)
+    assert [len(call.result.data) for call in calls] == 60 * [5_000]  # type: ignore[attr-defined]
+    assert scene.handled == 60 and scene.kept <= 4
+
+
+def test_nothing_more_is_begun_while_no_relay_takes_the_answers_and_what_has_no_room_is_refused(world: Any) -> None:
+    scene = Scene(world, answers_bytes=20_000, relay_queue_bytes=1, handlers=60, waiting_requests=100)
+    gate: Deferred[None] = Deferred()
+    begun = []
+
+    @scene.service.service("slow")
+    async def slow(request: Request) -> bytes:
+        begun.append(request.uid)
+        waits: Deferred[None] = Deferred()
+        gate.addCallback(waits.callback)
+        await waits
+        return bytes(5_000)
+
+    calls = [ensureDeferred(scene.caller.call(SERVICE, "slow", timeout=60)) for _ in range(90)]
+    for call in calls:
+        call.addErrback(lambda failure: failure.value)
+    world.settle()
+    assert len(begun) == 30
+    pipe = world.network.pipes_to(scene.relay.port)[0]
+    pipe.freeze()
+    gate.callback(None)
+    world.settle(5)
+    assert len(begun) < 60  # 64 KiB are under way
+    assert scene.service.exchange._answers.held_bytes <= 100_000
+    pipe.thaw()
+    world.settle(10)
+    outcomes = [call.result for call in calls]  # type: ignore[attr-defined]
+    refused = [one for one in outcomes if isinstance(one, CallRefused)]
+    assert {one.code for one in refused} <= {PeerCode.BUSY} and len(refused) < 30
+    assert len(begun) == 90 and all(len(one.data) == 5_000 for one in outcomes if one not in refused)

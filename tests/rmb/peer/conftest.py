@@ -133,6 +133,8 @@ class FakeExchange:
         #: Requests in the order in which they came, and the seconds they have.
         self.requests: list[tuple[Envelope, float]] = []
         self.answers: list[Envelope] = []
+        #: Whether relays have taken enough of the answers.
+        self.takes_answers = True
         #: Answers that the relays have kept for us.
         self.kept: list[Accepted] = []
         self.sent: Waiters[None] = Waiters()

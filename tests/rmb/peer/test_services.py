@@ -12,10 +12,10 @@ from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.logger import globalLogPublisher
 
 import dmsg
-from dmsg.rmb.client.errors import EncryptionFailed, EnvelopeTooLarge, TwinUnknown
+from dmsg.rmb.client.errors import EncryptionFailed, EnvelopeTooLarge, RegistryFailed, TwinUnknown
 from dmsg.rmb.client.exchange import Accepted
 from dmsg.rmb.core.address import SessionAddress
-from dmsg.rmb.core.wire import parse_envelope
+from dmsg.rmb.core.wire import Envelope, parse_envelope
 from dmsg.rmb.peer import commands, gateway, services
 from dmsg.rmb.peer.commands import REPLY, UNSERVED_COMMANDS_OF_A_TWIN
 
@@ -85,6 +85,67 @@ async def test_an_answer_that_is_too_large_becomes_an_error(peer: Peer) -> None:
     await peer.push(REPLY, ANSWER)
     peer.gateway.request_received(request_of(7, "rmb.version"))
     await peer.exchange.until_sent(2)
+
+
+@pytest_twisted.ensureDeferred
+async def test_answers_stay_in_their_list_while_relays_do_not_take_those_that_there_are(peer: Peer) -> None:
+    peer.exchange.takes_answers = False
+    for number in range(4):
+        await peer.push(REPLY, {**ANSWER, "ref": str(number)})
+    assert await peer.ask("llen", REPLY) >= 3  # the first may have been waited for when there was room
+    peer.exchange.takes_answers = True
+    peer.gateway.answers_have_room()
+    await peer.exchange.until_sent(4)
+    assert [answer.uid for answer in peer.exchange.answers] == ["0", "1", "2", "3"]
+
+
+@pytest_twisted.ensureDeferred
+async def test_answers_stay_in_their_list_while_many_wait_for_the_registry(peer: Peer, monkeypatch: Any) -> None:
+    monkeypatch.setattr(services, "LOOKED_UP_BYTES", 3_000)
+    gate: Deferred[None] = Deferred()
+    send = peer.exchange.send
+
+    async def send_later(envelope: Envelope) -> None:
+        waits: Deferred[None] = Deferred()
+        gate.addCallback(waits.callback)
+        await waits
+        await send(envelope)
+
+    monkeypatch.setattr(peer.exchange, "send", send_later)
+    for number in range(5):
+        await peer.push(REPLY, {**ANSWER, "ref": str(number)})
+    while await peer.ask("llen", REPLY) > 3:
+        pass
+    assert await peer.ask("llen", REPLY) == 3
+    gate.callback(None)
+    await peer.exchange.until_sent(5)
+    assert [answer.uid for answer in peer.exchange.answers] == ["0", "1", "2", "3", "4"]
+
+
+@pytest_twisted.ensureDeferred
+async def test_an_answer_is_sent_when_the_registry_works_again(peer: Peer, monkeypatch: Any) -> None:
+    monkeypatch.setattr(services, "LOOK_UP_AGAIN_S", 0.01)
+    problems: list[Exception] = [RegistryFailed(SessionAddress(7), "unavailable") for _ in range(3)]
+    peer.exchange.answer = lambda envelope: problems.pop() if problems else None
+    await peer.push(REPLY, ANSWER)
+    await peer.exchange.until_sent(1)
+    assert [answer.plain for answer in peer.exchange.answers] == [b"pong"] and not problems
+    while await peer.ask("exists", commands.REPLY_TAKEN):
+        pass
+
+
+@pytest_twisted.ensureDeferred
+async def test_answers_for_a_twin_that_cannot_be_looked_up_take_no_room_from_others(
+    peer: Peer, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(services, "LOOKED_UP_BYTES", 3_000)
+    failing = RegistryFailed(SessionAddress(8), "unavailable")
+    peer.exchange.answer = lambda envelope: failing if envelope.destination.twin == 8 else None
+    for number in range(5):
+        await peer.push(REPLY, {**ANSWER, "dst": "8", "ref": str(number)})
+    await peer.push(REPLY, ANSWER)
+    await peer.exchange.until_sent(1)
+    assert [answer.destination.twin for answer in peer.exchange.answers] == [7]
 
 
 @pytest_twisted.ensureDeferred
