@@ -159,6 +159,20 @@ def test_more_posts_than_can_be_remembered_are_refused_until_the_first_are_forgo
     verifier.check(signer.header("b.example", Body.ONE, b"", NOW + 61), b"", NOW + 61)
 
 
+def test_a_clock_that_is_set_back_does_not_have_posts_refused_until_it_is_there_again(signer: Signer) -> None:
+    verifier = Verifier(["b.example"], {"a.example": KEY.public_key}, remembered=3)
+    for _ in range(3):
+        verifier.check(signer.header("b.example", Body.ONE, b"", NOW), b"", NOW)
+    for before_s in (3_600, 3_590, 3_580):
+        last = signer.header("b.example", Body.ONE, b"", NOW - before_s)
+        verifier.check(last, b"", NOW - before_s)
+        assert refusal(verifier, last, b"", now=NOW - before_s) is Reason.REPLAYED
+    assert refusal(verifier, signer.header("b.example", Body.ONE, b"", NOW - 3_580), b"", now=NOW - 3_580) is (
+        Reason.LIMITS_EXCEEDED
+    )
+    verifier.check(signer.header("b.example", Body.ONE, b"", NOW - 3_530), b"", NOW - 3_530)
+
+
 # --- several envelopes ---------------------------------------------------------------------------------------------------
 
 
