@@ -29,10 +29,6 @@ _FAILURES_TO_CLOSE = 3
 _BACKOFF = Backoff(first_s=2.0, limit_s=16.0)
 
 
-def _other_way() -> None:
-    """What an envelope for a connected session does when there is none."""
-
-
 class _Shuffle:
     """Gives samples in an order that the input has chosen."""
 
@@ -93,7 +89,7 @@ class _Lane:
         while self.waiting and len(expected) < most:
             first = next(iter(self.waiting.values()))[0]
             fits = sum(len(one.data) for one in (*expected, first)) <= max_bytes
-            if expected and not (fits and bool(first.otherwise) == bool(expected[0].otherwise)):
+            if expected and not (fits and first.connected_only == expected[0].connected_only):
                 break
             expected.append(first)
             self._gone(first)
@@ -156,8 +152,9 @@ class _Relay:
         """An envelope of a twin comes; it waits unless there is too much of its twin."""
         choices = self.choices
         envelope = choices.pick(_ENVELOPES)
-        outgoing = Outgoing(envelope, bytes(choices.byte() * 8), _TWIN, 0.0, _other_way if choices.flag() else None)
-        assert outgoing.size == len(outgoing.data) + OUTGOING_BYTES
+        data = bytes(choices.byte() * 8)
+        outgoing = Outgoing(envelope, data, _TWIN, 0.0, connected_only=choices.flag())
+        assert outgoing.size == len(data) + 2 * envelope.ByteSize() + OUTGOING_BYTES
         if choices.flag() and self.outstanding and not self.make_room(outgoing):
             return
         self.held.add(outgoing)
@@ -204,7 +201,7 @@ class _Relay:
     def sizes(self) -> dict[int, int]:
         """The bytes of each sender."""
         return {
-            source: sum([len(one.data) for one in of]) + OUTGOING_BYTES * len(of)
+            source: sum([len(one.data) + 2 * one.envelope.ByteSize() + OUTGOING_BYTES for one in of])
             for source, of in self.outstanding.items()
         }
 
