@@ -71,9 +71,13 @@ class Calls(Generic[T]):
         """The call ``uid``, if it is under way."""
         return self._calls.get(uid)
 
+    def has_room(self, size_bytes: int) -> bool:
+        """Whether one more, of ``size_bytes``, may begin."""
+        return len(self._calls) < self._limit and self._bytes + size_bytes <= self._limit_bytes
+
     def begin(self, uid: str, target: SessionAddress, size_bytes: int) -> Call[T]:
         """A new call. Raises ``TooMuchUnderWay``, or ``ValueError`` for a ``uid`` that is in use."""
-        if len(self._calls) >= self._limit or self._bytes + size_bytes > self._limit_bytes:
+        if not self.has_room(size_bytes):
             raise TooMuchUnderWay(target)
         if uid in self._calls:
             raise ValueError(f"a request with the uid {uid!r} is under way")

@@ -42,7 +42,8 @@ NOTE_GRACE_S: Final = 300
 WAITING_ANSWERS_BYTES: Final = 64 * 1024 * 1024
 #: An error comes this long before the end of a request at most, in seconds: it has to get into the list in time.
 EARLY_S: Final = 0.1
-#: Requests under way, above which no more are taken while answers come, and how long an answer counts as having just come.
+#: Requests under way, above which no more are taken while answers come, as when their bytes are as many as the exchange keeps;
+#: and how long an answer, or that there was room, counts as just now.
 UNDER_WAY: Final = 4_096
 _STALLED_S: Final = 1.0
 #: Share of all requests under way that may be to one twin.
@@ -99,7 +100,7 @@ class Requests:
         self._to_twin: dict[int, int] = {}
         self._restored: dict[str, _Awaited] = {}
         self._answered: Waiters[None] = Waiters()
-        self._answered_at = 0.0
+        self._answered_at = self._had_room_at = 0.0
         self._waiting_bytes = 0
 
     @property
@@ -116,11 +117,12 @@ class Requests:
 
     async def room(self) -> None:
         """Wait while much is under way and answers come. When no answers come, return: the next request is then refused."""
-        while len(self._calls) >= UNDER_WAY:
-            left_s = self._answered_at + _STALLED_S - self._clock.seconds()
+        while len(self._calls) >= UNDER_WAY or not self._exchange.takes_calls:
+            left_s = max(self._answered_at, self._had_room_at) + _STALLED_S - self._clock.seconds()
             if left_s <= 0:
                 return
             await self._answered.wait_at_most(left_s, self._clock)
+        self._had_room_at = self._clock.seconds()
 
     async def noted(self, limit_s: float) -> bool:
         """Whether a note is in the place of each message that was taken, in ``limit_s`` at the latest."""

@@ -20,7 +20,7 @@ from dmsg.address import HostPort, RedisAddress
 from dmsg.glue.errors import RedisAway
 from dmsg.glue.redis import Taker
 from dmsg.glue.waiters import Waiters
-from dmsg.rmb.client.errors import CallTimeout, Stopped
+from dmsg.rmb.client.errors import CallTimeout, Stopped, TooMuchUnderWay
 from dmsg.rmb.client.exchange import Accepted, ExchangeOwner
 from dmsg.rmb.core.address import SessionAddress
 from dmsg.rmb.core.replies import error_reply, response
@@ -135,6 +135,8 @@ class FakeExchange:
         self.answers: list[Envelope] = []
         #: Whether relays have taken enough of the answers.
         self.takes_answers = True
+        #: How many calls it has under way at most.
+        self.most_open = 10_000
         #: Answers that the relays have kept for us.
         self.kept: list[Accepted] = []
         self.sent: Waiters[None] = Waiters()
@@ -157,7 +159,13 @@ class FakeExchange:
             if not answer.called:
                 answer.errback(Stopped(target, sent=target.twin not in self.unreachable))
 
+    @property
+    def takes_calls(self) -> bool:
+        return len(self._open) < self.most_open
+
     async def request(self, envelope: Envelope, timeout_s: float) -> Accepted:
+        if not self.takes_calls:
+            raise TooMuchUnderWay(SessionAddress.of(envelope.destination))
         self.requests.append((envelope, timeout_s))
         target = SessionAddress.of(envelope.destination)
         answer = self.answer(envelope)
@@ -176,7 +184,7 @@ class FakeExchange:
 
     def give(self, answer: Accepted) -> None:
         """The answer to a request that has had none so far."""
-        self._open[answer.envelope.uid][1].callback(answer)
+        self._open.pop(answer.envelope.uid)[1].callback(answer)
 
     async def send(self, envelope: Envelope) -> None:
         problem = self.answer(envelope)

@@ -220,6 +220,20 @@ async def test_many_under_way_are_no_reason_to_stop_when_none_is_answered(peer: 
 
 
 @pytest_twisted.ensureDeferred
+async def test_requests_that_come_faster_than_they_are_answered_wait_in_their_list_for_room(peer: Peer) -> None:
+    peer.exchange.most_open = 2
+    peer.exchange.answer = lambda envelope: None
+    for number in range(8):
+        await peer.push(LOCAL, local(dst=[7], ref=str(number)))
+    for number in range(8):
+        await peer.exchange.until_sent(number + 1)
+        envelope, _ = peer.exchange.requests[number]
+        peer.exchange.give(answer_to(envelope, b"pong"))
+        answer = await peer.take("answers")
+        assert (answer["ref"], answer["err"]) == (str(number), None)
+
+
+@pytest_twisted.ensureDeferred
 async def test_the_next_process_waits_for_the_answers_of_the_one_before(make_peer: Any, address: Any) -> None:
     first, second = make_peer(address), make_peer(address)
     first.exchange.answer = lambda envelope: None
