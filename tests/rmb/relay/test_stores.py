@@ -18,6 +18,7 @@ from dmsg.errors import ConfigError
 from dmsg.rmb.core.address import SessionAddress
 from dmsg.rmb.core.wire import Envelope
 from dmsg.rmb.relay.errors import StoreFull, StoreUnavailable
+from dmsg.rmb.relay.stores import sqlite as sqlite_stores
 from dmsg.rmb.relay.stores.base import KEPT_S, QUEUE_BYTES, ROW_BYTES, QueueLimits
 from dmsg.rmb.relay.stores.open import open_queues
 from dmsg.rmb.relay.stores.sqlite import QueueTable
@@ -207,6 +208,47 @@ async def test_deleting_makes_room(opened: Any) -> None:
 
 def memory(reactor: Any, **limits: int) -> Any:
     return open_queues("memory:", reactor, limits=QueueLimits(**limits))
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_file_leaves_the_room_on_its_disk_without_which_nothing_can_be_deleted(
+    reactor: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk stayed so: to delete takes room, too."""
+    free = 1 << 30
+    monkeypatch.setattr(sqlite_stores, "free_bytes", lambda path: free)
+    store = open_queues(f"sqlite:{tmp_path / 'queues'}", reactor)
+    await push(store, "1")
+    free = sqlite_stores.FREE_BYTES
+    with pytest.raises(StoreFull):
+        await store.push(BOB, envelope("2"), NOW + 1, NOW + 300, 2)
+    assert await texts(store) == ["1"]
+    await store.delete(BOB, [one.id for one in await store.read(BOB, None, 1, 1, NOW)])
+    assert await texts(store) == []
+    free = 1 << 30
+    assert await store.push(BOB, envelope("3"), NOW + 2, NOW + 300, 1)
+    assert await texts(store) == ["3"]
+    await store.close()
+
+
+@pytest_twisted.ensureDeferred
+async def test_what_is_free_within_a_file_is_used_though_its_disk_has_little_room(
+    reactor: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = 1 << 30
+    monkeypatch.setattr(sqlite_stores, "free_bytes", lambda path: free)
+    store = open_queues(f"sqlite:{tmp_path / 'queues'}", reactor)
+    for number in range(14):
+        await push(store, str(number), size=1_000_000)
+    for number in range(1, 15):
+        await store.delete(BOB, [str(number)])
+    free = sqlite_stores.FREE_BYTES - 1
+    assert await store.push(BOB, envelope("again", size=1_000_000), NOW + 1, NOW + 300, 1)
+    assert await texts(store) == ["again"]
+    free = sqlite_stores.FREE_BYTES // 2 - 1
+    with pytest.raises(StoreFull):
+        await store.push(BOB, envelope("more"), NOW + 2, NOW + 300, 1)
+    await store.close()
 
 
 @pytest_twisted.ensureDeferred

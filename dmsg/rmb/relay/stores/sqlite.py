@@ -31,6 +31,11 @@ EVICTED_ROWS: Final = 256
 #: What was used and is free is given back when so many bytes at most are left, and four times as many were there: making
 #: the database anew takes some 10 ms then.
 SHRUNK_BYTES: Final = 8 << 20
+#: Bytes of the disk that are left free, because to delete takes room, too; how often they are looked at, in seconds; and the
+#: longest log of changes that is kept when all of it is in the file.
+FREE_BYTES: Final = 16 << 20
+DISK_INTERVAL_S: Final = 1.0
+LOG_BYTES: Final = 8 << 20
 #: "dmRq", which tells a file of ours from others.
 _APPLICATION_ID: Final = 0x646D5271
 _VERSION: Final = 1
@@ -94,11 +99,15 @@ def _twin(session: str) -> str:
 class QueueTable:
     """Queues in the database behind a connection that one thread at a time uses. Transactions are the caller's.
 
-    What each queue, twin and sender takes is counted in memory, anew when the database is opened.
+    What each queue, twin and sender takes is counted in memory, anew when the database is opened. ``path`` is its file, if it is
+    in one.
     """
 
-    def __init__(self, connection: Connection, limits: QueueLimits) -> None:
+    def __init__(self, connection: Connection, limits: QueueLimits, path: str = "") -> None:
         self._limits = limits
+        self._path = path
+        #: What its disk had left for envelopes when that was looked at last, less what came since.
+        self._disk_bytes, self._looked_s = 0, 0.0
         #: The most bytes there were since the database was made anew.
         self._peak = 0
         self._purged_s = 0.0
@@ -123,6 +132,8 @@ class QueueTable:
             return False
         size = _size(session, len(data))
         limits = self._limits
+        if self._path and not self._has_disk(connection, size, now):
+            raise StoreFull("store")
         self._make_room(connection, "queue", session, source, size, limits.queue_bytes, limits.queue_envelopes)
         more = size + self._for_queue(session, source)
         self._make_room(connection, "twin", session, source, more, limits.twin_bytes)
@@ -210,6 +221,26 @@ class QueueTable:
                     break
             self._delete(connection, rows[:evicted])
 
+    def _has_disk(self, connection: Connection, size: int, now: float) -> bool:
+        """Whether the disk has room for an envelope, and then still enough for all that is there to be deleted."""
+        if not 0 <= now - self._looked_s < DISK_INTERVAL_S or 2 * size > self._disk_bytes:
+            self._looked_s = now
+            self._disk_bytes = self._left_on_disk(connection)
+        self._disk_bytes -= 2 * size
+        return self._disk_bytes >= 0
+
+    def _left_on_disk(self, connection: Connection) -> int:
+        reused, page_bytes = (
+            connection.execute(query).fetchall()[0][0] for query in ("PRAGMA freelist_count", "PRAGMA page_size")
+        )
+        try:
+            free = free_bytes(self._path)
+            logged = os.stat(f"{self._path}-wal").st_size  # the file may have to grow by it
+        except OSError:  # somebody has removed it; writing tells whether that still works
+            return FREE_BYTES
+        left: int = free + reused * page_bytes - logged - FREE_BYTES
+        return left if free >= FREE_BYTES // 2 else 0
+
     def _purge(self, connection: Connection, now: float) -> None:
         self._purged_s = now
         self._delete(
@@ -246,6 +277,12 @@ class QueueTable:
         return 0 if queue is not None and source in queue.by_source else QUEUE_BYTES
 
 
+def free_bytes(path: str) -> int:
+    """What the disk with the file ``path`` has left."""
+    status = os.statvfs(path)
+    return status.f_bavail * status.f_frsize
+
+
 def _open(path: str) -> Connection:
     try:
         if path != ":memory:":
@@ -267,6 +304,9 @@ def _open(path: str) -> Connection:
             raise ConfigError("store", f"{path} is not a store of waiting envelopes of this version")
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
+        # Some builds write all that is deleted once more, with zeros: on a disk without much room that would fail.
+        connection.execute("PRAGMA secure_delete = FAST")
+        connection.execute(f"PRAGMA journal_size_limit = {LOG_BYTES}")
         connection.execute("BEGIN IMMEDIATE")
         if not tables:
             for statement in _SCHEMA:
@@ -291,8 +331,8 @@ class SqliteQueues:
 
     def __init__(self, path: str, reactor: Any, *, limits: QueueLimits | None = None) -> None:
         connection = _open(path)
-        self._table = QueueTable(connection, limits or QueueLimits())
         in_memory = path == ":memory:"
+        self._table = QueueTable(connection, limits or QueueLimits(), "" if in_memory else path)
         self._lane = Lane(
             connection,
             InThisThread if in_memory else reactor,
