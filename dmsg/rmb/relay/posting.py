@@ -91,7 +91,8 @@ class RelayPoster:
         body = envelopes[0]
         if connected_only and not self.knows(relay):  # since they began to wait; it would keep them
             return [TOO_EARLY] * len(envelopes)
-        if self._signer is not None and self.knows(relay):
+        # Also one by one: what was wrong with several may be over, and a relay that knows us takes nothing that is not signed.
+        if self._signer is not None and relay.lower() in self._known:
             kind = Body.CONNECTED if connected_only else Body.SEVERAL if len(envelopes) > 1 else Body.ONE
             if kind is not Body.ONE:
                 body = join_envelopes(envelopes)

@@ -224,6 +224,19 @@ async def test_a_relay_whose_clock_was_wrong_is_believed_once_it_is_set(relay: A
 
 
 @pytest_twisted.ensureDeferred
+async def test_a_known_relay_that_refused_several_takes_one_when_its_clock_is_right_again(
+    relay: Any, poster: Any
+) -> None:
+    ahead_s = 100.0
+    there = relay(unix_time=lambda: time.time() + ahead_s)
+    sender = poster({there.name})
+    assert await sender.post(there.name, [envelope("a"), envelope("b")], False) == [425, 425]
+    assert not sender.knows(there.name)
+    ahead_s = 0.0
+    assert await sender.post(there.name, [envelope("a")], False) == [202]
+
+
+@pytest_twisted.ensureDeferred
 async def test_what_is_for_a_connected_session_only_is_not_posted_to_a_relay_that_does_not_understand_that(
     relay: Any, poster: Any
 ) -> None:
