@@ -297,6 +297,14 @@ class World(Checks):
         for one in [*self.relays, *self.clients, *self.raws, *self.peers]:
             if not one.running and not self.profile.crowded:
                 self.fail(f"{one} does not run at the end")
+        if (
+            not self.open
+        ):  # relays that know each other find a session at the one of several relays that it is connected to
+            for number, raw in enumerate(self.raws):
+                others = [relay for relay in self.relays if relay is not raw.relay]
+                self.add_twin(
+                    raw.address.twin, [raw.relay, *others[number % len(others) :][:1]] if others else [raw.relay]
+                )
         calls = [
             client.call(other.address, size=100, timeout_s=FINAL_S, once=False, fail_fast=False, how="quick")
             for client in self.clients
