@@ -223,8 +223,7 @@ class IncomingTransport(StreamOwner, ServiceOffer[DmsgPort]):
             assert self._resume is not None
             if self._resumed.is_over or self._path.is_late:
                 # The proof was long on its way: the initiator has given this path up for the one in use now, or we have
-                # given up. The application was not given what came with it.
-                self._path.ack_due = False
+                # given up. The application was not given what came with it, and none of it was acknowledged.
                 self._session.abort_stream(self.stream, CloseReason.PEER_GONE)
                 return
             if self._attempts is not None:

@@ -162,6 +162,8 @@ class Connection(Core):
         """A stream has taken over what another path left: send it, and let its writer go on if it may."""
         self._out.queue(stream)
         self._out.go_on(stream)
+        if stream.ack_due and stream.state is not StreamState.CLOSED:
+            self._acknowledge(stream)
 
     @property
     def writable(self) -> list[Stream]:

@@ -117,7 +117,7 @@ class SealedStream(Stream):
         self._begun_at_bytes = -1  # what had been received when this path took over; -1 before
         self._sent_before_bytes = 0  # how far the stream was sent on earlier paths; it may have to be sent again
         self._acknowledged_bytes = 0  # how much of the peer's stream our last ACK stood for
-        self.resumes = False  # whether it is another path of a transport that is open, offered by the peer
+        self.resumes = False  # whether it is another path, offered by the peer, that the transport has not moved to yet
         self.skip_bytes = 0  # sent again by the peer although we have it: dropped, but hashed and acknowledged
         self.frames = SealedFrames(base.id, keys.send_key, keys.receive_key, rekey_after_frames, keys.cipher)
         self._send_hash = keys.send_hash
@@ -322,7 +322,7 @@ class SealedStream(Stream):
         self.received_bytes += len(data)
         self._unread += len(data)
         if self._unread <= self._ack_limit_bytes or self.end_received:
-            self.ack_due = True
+            self.ack_due = not self.resumes  # else it is not known yet whether the application will get it
         else:
             self._withhold()
         return data
@@ -486,8 +486,9 @@ class SealedStream(Stream):
         self.sent_bytes = self.acked_bytes = peer_received_bytes
         # what came on the old path behind the proof, in the same read, was dropped and will come again
         self._unread += backlog.unread_bytes - (earlier.received_bytes - self._begun_at_bytes)
-        if self._unread > self._ack_limit_bytes and not self.end_received:
-            self.ack_due = False  # promised in the read that brought the proof, when only what is new was counted
+        self.resumes = False
+        if self._received_sequence != NOTHING_YET:  # data came with the proof, in the same read
+            self.ack_due = self._unread <= self._ack_limit_bytes or self.end_received
         self._end_wanted = backlog.end_wanted
         self.blocked = earlier.blocked
         self._window.most_given_bytes = backlog.given_bytes

@@ -10,12 +10,13 @@ from twisted.internet.error import ConnectionDone
 from twisted.internet.interfaces import IHalfCloseableProtocol
 from zope.interface import implementer
 
+from dmsg.crypto.keys import SecretKey
 from dmsg.glue.stream_transport import TransportLost
 from dmsg.mux.client.service import ClientConfig
 from dmsg.mux.core.e2e_handshake import CONFIRM_TIMEOUT_S
 from dmsg.mux.core.e2e_negotiation import Security
 from dmsg.mux.core.errors import Unsupported
-from dmsg.mux.core.wire import ACK, FWD
+from dmsg.mux.core.wire import ACK, FWD, REQUEST
 from dmsg.testing.hostile import RelayFrame, drop
 from dmsg.testing.probes import ConformanceProtocol, PullProducer, PushProducer, pattern
 from tests.worlds import AliceAndBob, ended_cleanly
@@ -253,9 +254,13 @@ async def test_a_half_survives_its_path() -> None:
         assert net.a.heard.count("write ended") == 1
 
 
+@pytest.mark.parametrize("offers", [0, 8])
 @sync
-async def test_what_comes_on_a_new_path_after_the_grace_is_not_acknowledged() -> None:
-    """The proof arrives after the responder has given up. The rest of the stream comes with it."""
+async def test_what_comes_on_a_new_path_after_the_grace_is_not_acknowledged(offers: int) -> None:
+    """The proof arrives after the responder has given up. The rest of the stream comes with it.
+
+    Eight offers in the same read make the session send between them and what is behind.
+    """
     held: list[RelayFrame] = []
 
     def hold(frame: RelayFrame) -> list[RelayFrame]:
@@ -275,7 +280,9 @@ async def test_what_comes_on_a_new_path_after_the_grace_is_not_acknowledged() ->
         assert held
         assert not net.a.lost, "it has another path"
         net.relay.be_honest()
-        for frame in held:
+        to, stranger = net.bob.public_key, SecretKey(b"s" * 32).public_key
+        asked = [RelayFrame(to, REQUEST, 1 + 2 * number, stranger.raw + to.raw) for number in range(offers)]
+        for frame in [*asked, *held]:
             net.relay.send(frame)
         await net.over(net.a)
         assert len(net.b.received) == 100
