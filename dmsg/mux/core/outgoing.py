@@ -82,10 +82,13 @@ class Outgoing:
                 parts.append(stream.take_ack())
         if self._proving:
             for stream in self._proving:
-                if stream.state is not StreamState.CLOSED:
-                    parts += (
-                        stream.next_fwd(self._config.sealed_data_bytes) if stream.sendable else (stream.take_ack(),)
-                    )
+                if stream.state is StreamState.CLOSED:
+                    continue
+                if stream.sendable:
+                    parts += stream.next_fwd(self._config.sealed_data_bytes)
+                    self.go_on(stream)  # it may have been all that kept the writer from going on
+                else:
+                    parts.append(stream.take_ack())
             self._proving.clear()
         if not parts and not sending:
             return parts

@@ -16,10 +16,12 @@ from dmsg.glue.deadlines import LINGER_S
 from dmsg.glue.transport_state import TransportState
 from dmsg.mux.client.service import ClientConfig, DmsgClient
 from dmsg.mux.client.transport import PATH_TRANSITIONS, DmsgTransport, PathState
+from dmsg.mux.core.limits import ConnectionConfig
 from dmsg.mux.core.wire import CloseReason
 from dmsg.testing.conformance import ConformanceProtocol
 from dmsg.testing.hostile import HostileNetwork, HostileRelay
 from dmsg.testing.memory import MemoryNetwork
+from dmsg.testing.probes import PushProducer
 
 sync = pytest_twisted.ensureDeferred
 GRACE_S = 5.0
@@ -33,13 +35,14 @@ class Net(HostileNetwork):
     bob: DmsgClient
     t: DmsgTransport
 
-    def __init__(self) -> None:
+    def __init__(self, connection: ConnectionConfig | None = None) -> None:
         super().__init__(MemoryNetwork(), relays=0)
+        self._connection = connection or ConnectionConfig()
 
     async def start(self) -> None:
         await super().start()
         self.relay = await self.add_relay()
-        config = ClientConfig(resume_grace_s=GRACE_S)
+        config = ClientConfig(resume_grace_s=GRACE_S, connection=self._connection)
         self.bob = await self.client(config=config)
         self.alice = await self.client(config=config)
         self.a, self.b = ConformanceProtocol(), ConformanceProtocol()
@@ -188,3 +191,16 @@ async def test_what_waits_for_a_path_is_bounded(logged_errors: Any) -> None:
         assert net.t.path is PathState.OVER
         assert "more was written than may wait" in str(net.a.lost[0].value)
         net.heal()
+
+
+@sync
+async def test_a_writer_goes_on_when_the_proof_of_a_path_takes_all_that_waited() -> None:
+    """The initiator's first frame is its proof, with data if there is any."""
+    async with Net(ConnectionConfig(pause_bytes=2_000, resume_bytes=1_000)) as net:
+        net.cut()
+        producer = PushProducer(net.t, net.reactor, total=50_000, piece=2_500)
+        producer.start()
+        assert producer.paused
+        assert producer.written == 2_500
+        net.heal()
+        await net.wait(net.b.when_received(50_000))
