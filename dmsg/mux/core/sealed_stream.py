@@ -180,7 +180,7 @@ class SealedStream(Stream):
     def complete(self) -> bool:
         """Whether nothing is missing on either side, even if the peer has not said that it knows our end."""
         sent = self._end_wanted and not self.pending and not self._outstanding_bytes and not self.was_cut
-        return sent and self.end_received
+        return sent and (self.end_received or self.ended_before)
 
     def end(self) -> None:
         """Send the end of the stream behind what was written (:ref:`spec-end-of-stream`)."""

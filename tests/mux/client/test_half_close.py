@@ -290,6 +290,31 @@ async def test_what_comes_on_a_new_path_after_the_grace_is_not_acknowledged(offe
         assert not ended_cleanly(net.a)
 
 
+@pytest.mark.parametrize("paths", [1, 2])
+@sync
+async def test_without_another_path_the_end_is_clean_if_only_the_news_of_that_is_missing(paths: int) -> None:
+    """Both sides have ended, and all has arrived. The second path is lost before the peer has said its end again."""
+    async with Net(config=ClientConfig(resume_grace_s=CONFIRM_TIMEOUT_S)) as net:
+        net.a.transport.write(pattern(100))
+        net.b.transport.write(pattern(100))
+        net.b.transport.loseWriteConnection()
+        await net.wait(net.b.when_received(100))
+        await net.wait(net.a.when(lambda: net.a.heard == ["read ended after 100"]))
+        for kind in (FWD, ACK):
+            net.relay.rule(drop, kind=kind, to=net.alice.public_key, times=None)
+        net.a.transport.loseWriteConnection()
+        for _ in range(paths - 1):
+            path = net.a.transport.stream
+            net.relay.cut(net.alice.public_key)
+            await net.wait(net.relay.next_frame(FWD, net.bob.public_key))
+            assert net.a.transport.stream is not path
+        address = net.pinned[0].address
+        net.reactor.refuse(address.host, address.port)
+        net.relay.cut(net.alice.public_key)
+        await net.over(net.a)
+        assert ended_cleanly(net.a)
+
+
 @sync
 async def test_there_is_no_half_in_the_clear() -> None:
     async with Net(security=Security.HOP) as net:
