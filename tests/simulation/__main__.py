@@ -18,6 +18,7 @@ def main() -> int:
     parser.add_argument("--seeds", default="0:100", help="one seed, or FIRST:END (default: %(default)s)")
     parser.add_argument("--trace", action="store_true", help="print all that happens")
     parser.add_argument("--only", default=",".join(ALL), help="kinds of faults (default: all): %(default)s")
+    parser.add_argument("--moving", action="store_true", help="transports that move, in each run")
     parser.add_argument("--keep-going", action="store_true", help="do not stop at the first seed that fails")
     arguments = parser.parse_args()
     first, _, end = arguments.seeds.partition(":")
@@ -26,10 +27,12 @@ def main() -> int:
     began, failed = time.monotonic(), []
     seeds = range(int(first), int(end) if end else int(first) + 1)
     for done, seed in enumerate(seeds, 1):
-        outcome = run(seed, kinds=kinds, on_note=print if arguments.trace else None)
+        moving = arguments.moving or None
+        outcome = run(seed, kinds=kinds, on_note=print if arguments.trace else None, moving=moving)
         if outcome.violations:
             failed.append(seed)
-            print(f"seed {seed} failed; python -m tests.simulation --trace --seeds {seed}")
+            how = " --moving" if moving else ""
+            print(f"seed {seed} failed; python -m tests.simulation --trace --seeds {seed}{how}")
             for text in outcome.violations[:5]:
                 print(f"    {text}", flush=True)
             if not arguments.keep_going:

@@ -56,6 +56,7 @@ class Habits:
     echoes: bool = False  # writes what it reads, and nothing else
     at_once: str = ""  # what is done in connectionMade: "lose", "abort", "half" or nothing
     deadline_s: float | None = None  # for reading and writing
+    meddles: bool = False  # gives up a dial or another transport of its program, when it begins or is told to write on
     is_steady: bool = False
 
     @classmethod
@@ -77,6 +78,7 @@ class Habits:
             ),
             closes_on_resume=random.random() < 0.05,
             dials_when_lost=random.random() < 0.1,
+            meddles=random.random() < 0.1,
         )
         if random.random() < 0.1:
             one.echoes, one.producer, one.total = True, random.choice(["", "itself"]), 0
@@ -99,9 +101,10 @@ class Habits:
             total=random.choice([20_000, 400_000]),
             piece=random.choice([300, 4_000]),
             pause_s=random.choice([0.02, 0.2]),
-            producer=random.choice(["", "push"]),
+            producer=random.choice(["", "push", "push", "pull"]),
             half_closeable=True,
             closes="half",
+            meddles=random.random() < 0.1,
             pauses_at=random.choice([None, 1_000, 50_000]),
             pauses_for_s=random.choice([1.0, 10.0]),
             gulp=random.choice([None, 2_000, 20_000]),
@@ -223,6 +226,8 @@ class End(Protocol):
                 self._write_soon(0.0)
         else:
             self._write()
+        if self.habits.meddles and self.owner.chaos:
+            self.owner.meddle(self)
         if self.habits.at_once:
             self._give_up(self.habits.at_once)
 
@@ -358,6 +363,8 @@ class End(Protocol):
 
     def resumed(self, producer: _Producer) -> None:
         """The producer may write."""
+        if self.habits.meddles and self.owner.chaos and self.fate.written:
+            self.owner.meddle(self)
         if self.habits.closes_on_resume and self.fate.written and not self.fate.closed:
             self.close()
         elif producer.pulled:
@@ -472,6 +479,12 @@ class End(Protocol):
                 self.set_deadline(0.05)
             else:
                 self._give_up(how)
+
+    @property
+    def waits_to_write(self) -> bool:
+        """Whether it has more to write, and its producer was told to wait."""
+        waits = self.producer is not None and (self.producer.paused or self.producer.pulled)
+        return waits and self._may_write and not self._waits and self.fate.written < self.habits.total
 
     def finish(self) -> None:
         """Come to an end: read on, write nothing more and close."""

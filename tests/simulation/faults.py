@@ -8,8 +8,11 @@ from typing import Final
 from twisted.internet.error import ConnectionLost
 from twisted.python.failure import Failure
 
+from dmsg.crypto.keys import PublicKey
 from dmsg.testing.memory import Path
 from dmsg.testing.pipe import Pipe
+from tests.simulation.ends import End
+from tests.simulation.holding import HoldingRelay
 from tests.simulation.machine import Machine, Nothing
 from tests.simulation.programs import Programs
 from tests.simulation.world import RELAY_PORT, World
@@ -28,16 +31,27 @@ ALL: Final = (
     "client_killed",
     "client_stopped",
     "clock",
+    "both_cut",
+    "leave",
+    "hold",
+    "burst",
 )
+#: Those of networks in which transports move.
+OF_MOVING: Final = frozenset({"both_cut", "leave", "hold", "burst"})
 #: How much oftener some are than others.
-_WEIGHTS: Final = {"cut": 4, "half_cut": 3, "late_cut": 3, "cuts": 2, "race": 4, "freeze": 2, "path": 2}
+_WEIGHTS: Final = {"cut": 4, "half_cut": 3, "late_cut": 3, "cuts": 2, "race": 4, "freeze": 2, "path": 2} | {
+    "both_cut": 3,
+    "leave": 8,
+    "hold": 8,
+    "burst": 3,
+}
 #: How long many cuts go on; no transport may be lost for them.
 _CUTS_S: Final = 6.0
 #: By how much later one end of a connection knows of a cut than the other, at most.
 _LATER_S: Final = 6.0
 _LITTLE_LATER_S: Final = 0.5  # when no transport may be lost for it
 #: Those that cost no transport that is end-to-end.
-GENTLE: Final = frozenset({"cut", "half_cut", "late_cut", "cuts", "race", "clock", "discovery"})
+GENTLE: Final = frozenset({"cut", "half_cut", "late_cut", "cuts", "race", "clock", "discovery"}) | OF_MOVING
 #: Those that cost no more than a path.
 OF_PATHS: Final = frozenset({"cut", "half_cut", "late_cut", "cuts", "race", "freeze", "path"})
 
@@ -53,6 +67,7 @@ class Faults:
         self._storm = False
         self._every_s = 1.0
         self._cuts_until = 0.0
+        self._leaving: set[End] = set()
 
     def begin(self, every_s: float) -> None:
         """A fault about every ``every_s`` from now on."""
@@ -81,6 +96,100 @@ class Faults:
         make: Callable[[], None] = getattr(self, f"_{kind}")
         make()
         self._next()
+
+    # --- of networks in which transports move ----------------------------------------------------------------------------
+
+    def _moving_end(self) -> End | None:
+        """An end whose transport may move: that which looks for other paths."""
+        ends = [end for end in self._programs.open_ends() if end.sealed and not end.machine.is_stopping]
+        ends = [end for end in ends if end.peer is not None and end.transport.stream.initiator]
+        return self._random.choice(ends) if ends else None
+
+    def _pipes_of(self, end: End) -> list[Pipe]:
+        """The connections that the transport of ``end`` goes over, at this end of it."""
+        server = end.transport.getHost().server_public_key
+        hosts = {relay.host for relay in self._world.relays if relay.service is not None and relay.key == server}
+        return [pipe for pipe in end.machine.open_pipes() if pipe.b.getHost().host in hosts and not pipe.frozen]
+
+    def _both_cut(self) -> None:
+        """Both ends of a transport lose their relays at the same moment."""
+        end = self._moving_end()
+        if end is not None and end.peer is not None:
+            self._cut_machine(end.machine)
+            self._cut_machine(end.peer.machine)
+
+    def _leave(self) -> None:
+        """A transport moves twice. What was sent on its first path, or on the second, still arrives, and perhaps later than
+        what is sent on the one after.
+        """
+        end, random = self._moving_end(), self._random
+        if end is None or end.peer is None or end in self._leaving:
+            return
+        self._leaving.add(end)
+        first = self._pipes_of(end)
+        others = [pipe for pipe in end.machine.open_pipes() if not pipe.frozen and pipe not in first]
+        random.shuffle(others)
+        self._world.note(f"{end} moves, and again")
+        for pipe in [*first, *others[:1]]:
+            pipe.delay_s = random.choice([0.0, 0.3, 0.8, 1.2])
+        frozen = others[1:] if random.random() < 0.8 else []
+        for pipe in frozen:
+            pipe.freeze()
+        path, pause_s = end.transport.stream, random.choice([0.0, 0.0, 0.05, 0.4])
+        if random.random() < 0.4:
+            self._hold_back(end.transport.getHost().server_public_key, end.peer, None)
+        self._later(random.choice([0.0, 0.1, 0.5]), self._leave_now, end=end)
+        self._leave_again(end, path, frozen, pause_s, 500)
+
+    def _leave_now(self, end: End) -> None:
+        """Break the connection of ``end`` at its own end; what was sent arrives, and then the news."""
+        if self._storm and not end.machine.is_off:
+            for pipe in self._pipes_of(end):
+                pipe.a.connectionLost(Failure(ConnectionLost()))
+
+    def _leave_again(self, end: End, path: object, frozen: list[Pipe], pause_s: float, looks: int) -> None:
+        over = end.fate.lost or end.machine.is_off or not looks
+        if not over and (end.transport.stream is path or end.transport.detached):
+            wait = {"end": end, "path": path, "frozen": frozen, "pause_s": pause_s, "looks": looks - 1}
+            self._later(0.01, self._leave_again, **wait)
+            return
+        self._leaving.discard(end)
+        for pipe in frozen:
+            self._melt(pipe, breaks=False)
+        if not over:
+            if end.peer is not None and self._random.random() < 0.6:
+                self._hold_back(end.transport.getHost().server_public_key, end.peer, None)
+            self._later(pause_s, self._leave_now, end=end)
+
+    def _hold(self) -> None:
+        """A relay holds back what goes to one end, and the other end moves: both paths come in one read."""
+        end, random = self._moving_end(), self._random
+        if end is None or end.peer is None:
+            return
+        server, whole = end.transport.getHost().server_public_key, random.random() < 0.3
+        to = end if whole and random.random() < 0.5 else end.peer
+        self._hold_back(server, to, None if whole else random.random() < 0.5)
+        if random.random() < 0.8:
+            self._later(random.choice([0.0, 0.1, 0.3]), self._leave_now, end=end)
+
+    def _hold_back(self, server: PublicKey, to: End, before: bool | None) -> None:
+        """Let the relay ``server`` hold back what goes to ``to``: all, or what is to come ``before`` or behind new paths."""
+        client = to.transport.getHost().public_key
+        for relay in self._world.relays:
+            service = relay.service
+            if isinstance(service, HoldingRelay) and relay.key == server:
+                hold = service.hold(client, everything=before is None, before=bool(before))
+                if hold is not None:
+                    self._world.note(f"{relay.machine} holds back what goes to {to}")
+                    lasts_s = self._random.choice([0.2, 1.0, 2.0]) if before is None else 4.0
+                    self._later(lasts_s, service.release, client=client, hold=hold)
+
+    def _burst(self) -> None:
+        """A program dials many times at one moment."""
+        program, other = self._random.choices(self._programs.all, k=2)
+        if program.client is not None:
+            for _ in range(self._random.choice([3, 12])):
+                self._programs.dial_some(program, other)
 
     # --- the kinds -------------------------------------------------------------------------------------------------------
 

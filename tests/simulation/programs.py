@@ -24,6 +24,7 @@ from dmsg.endpoints.stream import ClientEndpoint
 from dmsg.errors import DialError
 from dmsg.interfaces import IAccessPolicy
 from dmsg.messaging.client.service import MessagingClient
+from dmsg.mux.client.pending import PendingRequest
 from dmsg.mux.client.service import ClientConfig, DmsgClient
 from dmsg.mux.core.e2e_negotiation import Security
 from dmsg.mux.core.limits import ConnectionConfig
@@ -54,11 +55,13 @@ class Kind:
     config: ClientConfig
 
     @classmethod
-    def drawn(cls, random: Random, *, streaming: bool) -> Kind:
-        """Some kind."""
+    def drawn(cls, random: Random, world: World) -> Kind:
+        """Some kind, for a client in ``world``."""
+        if world.moving:
+            return cls.moving(random, grace_s=30.0 if world.patient else random.choice([30.0, 1.5]))
         security = random.choice([Security.PREFER, Security.PREFER, Security.E2E, Security.HOP])
         config = drawn_config(random)
-        if streaming:
+        if world.streaming:
             connection = replace(
                 config.connection,
                 secure_window_bytes=random.choice([20_000, 70_000, 500_000]),
@@ -74,6 +77,25 @@ class Kind:
             else {"delay_s": random.choice([0.001, 0.02, 0.1]), "bits_per_s": rate, "buffer_bytes": 65_536}
         )
         return cls(security, random.random() < 0.8, random.choice([None, None, 1, 2, 3]), link, config)
+
+    @classmethod
+    def moving(cls, random: Random, *, grace_s: float) -> Kind:
+        """One whose transports lose their paths with much that is not sent, not read or not acknowledged."""
+        pause = random.choice([100, 2_000, 20_000])
+        window = random.choice([3_000, 20_000, 100_000])
+        connection = replace(
+            ConnectionConfig(),
+            secure_window_bytes=window,
+            largest_window_bytes=random.choice([window, 8_000_000]),
+            ack_limit_bytes=random.choice([1_000, 10_000]),
+            rekey_after_frames=random.choice([3, 1_000_000]),
+            sealed_data_bytes=random.choice([400, 5_000]),
+            pause_bytes=pause,
+            resume_bytes=pause // 2,
+        )
+        config = ClientConfig(connection=connection, resume_grace_s=grace_s)
+        link = {"delay_s": 0.02, "bits_per_s": 2e6, "buffer_bytes": 65_536} if random.random() < 0.2 else None
+        return cls(random.choice([Security.PREFER, Security.E2E]), random.random() < 0.8, 3, link, config)
 
 
 def drawn_config(random: Random) -> ClientConfig:
@@ -135,6 +157,8 @@ class Program:
         self.machine: Machine
         self.lives = 0
         self.stopping: Client | None = None
+        #: The dials that are under way.
+        self.asked: list[Deferred[Any]] = []
         self._programs = programs
         self._random = programs.random
         self._mine: list[Deferred[Any]] = []
@@ -246,6 +270,7 @@ class Program:
         self._promise(asked, f"{self.machine}: a dial of client {other.number}", DIAL_S)
         if self._programs.chaos and self._random.random() < 0.05:
             self.machine.callLater(self._random.expovariate(5.0), asked.cancel)
+        self.asked = [*(one for one in self.asked if not one.called), asked]
         asked.addCallbacks(self._dialled, self._not_dialled, callbackArgs=(habits, other))
         return asked
 
@@ -298,7 +323,7 @@ class Programs:
         self._numbers = count(1)
         self.all: list[Program] = []
         for number in range(clients):
-            self.all.append(Program(world, self, number, Kind.drawn(self.random, streaming=world.streaming)))
+            self.all.append(Program(world, self, number, Kind.drawn(self.random, world)))
 
     def new_end(self, machine: Machine, habits: Habits | None = None) -> End:
         """A new end on ``machine``."""
@@ -315,6 +340,24 @@ class Programs:
         """``end`` was told that it is over."""
         if end.habits.dials_when_lost and self.chaos:
             self._dial_from(end.machine)
+
+    def meddle(self, end: End) -> None:
+        """A program gives a dial up, or another of its transports, from within a callback of ``end``."""
+        for program in self.all:
+            if program.machine is end.machine and self.random.random() < 0.5:
+                asked = [one for one in program.asked if not one.called]
+                if asked:
+                    self.random.choice(asked).cancel()
+                    return
+        others = [one for one in self.open_ends() if one.machine is end.machine and one is not end]
+        if others:
+            self.random.choice(others).act("abort")
+
+    def begin_calm(self) -> None:
+        """Nothing is done by chance from now on; what goes on goes on."""
+        self.chaos = False
+        for end in self.open_ends():
+            end.read_on()
 
     def stop_client(self, machine: Machine) -> None:
         """A program stops its client, from within a callback."""
@@ -334,10 +377,11 @@ class Programs:
             if program.client is not None and program.machine is machine:
                 self.dial_some(program)
 
-    def dial_some(self, program: Program) -> None:
-        """Dial another client, or oneself."""
+    def dial_some(self, program: Program, other: Program | None = None) -> None:
+        """Dial ``other``, another client or oneself."""
         random = self.random
-        other = random.choice(self.all)
+        others = [one for one in self.all if one is not program]
+        other = other or random.choice(others if self.world.moving and random.random() < 0.9 else self.all)
         how: dict[str, Any] = {}
         if self.world.protocol == MESSAGING:
             program.dial(other, self._habits())
@@ -348,7 +392,7 @@ class Programs:
         program.dial(other, self._habits(), service, **how)
 
     def _habits(self) -> Habits:
-        return Habits.drawn(self.random, streaming=0.8 if self.world.streaming else 0.3)
+        return Habits.drawn(self.random, streaming=0.9 if self.world.moving else 0.8 if self.world.streaming else 0.3)
 
     # --- chaos -------------------------------------------------------------------------------------------------------------
 
@@ -403,6 +447,16 @@ class Programs:
         """What open transports count is right."""
         for end in self.open_ends():
             end.check_counts()
+        for program in self.all:
+            if isinstance(program.client, DmsgClient):
+                self._check_streams(program.machine, program.client)
+
+    def _check_streams(self, machine: Machine, client: DmsgClient) -> None:
+        """No stream is open that was asked for and is not wanted any more."""
+        for session in client.pool.sessions.values():
+            for stream in session.connection.streams.values():
+                if isinstance(stream.owner, PendingRequest) and stream.owner.done.called:
+                    self.world.violation(f"{machine} has {stream!r}, and no one wants it")
 
     def check_pairs(self) -> None:
         """What the two sides of transports were told fits together; all of them are over."""

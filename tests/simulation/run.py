@@ -14,7 +14,7 @@ from dmsg.mux.core.e2e_negotiation import Security
 from dmsg.testing.pipe import PipeEnd
 from tests.simulation import leftovers
 from tests.simulation.ends import ANSWER_BYTES, Habits
-from tests.simulation.faults import ALL, GENTLE, OF_PATHS, Faults
+from tests.simulation.faults import ALL, GENTLE, OF_MOVING, OF_PATHS, Faults
 from tests.simulation.programs import Program, Programs
 from tests.simulation.world import Stuck, World
 
@@ -22,6 +22,8 @@ from tests.simulation.world import Stuck, World
 _RECOVERY_S: Final = 180.0
 #: Connecting and shaking hands take no longer.
 _ATTEMPT_S: Final = 20.0
+#: Within this time each transport goes on that has a path and a peer that reads.
+_PROGRESS_S: Final = 60.0
 #: A steady transfer of a few ten kilobytes takes no longer over the slowest path there is.
 _TRANSFER_S: Final = 60.0
 #: After the end, within which every timer that is not periodic comes due.
@@ -37,9 +39,15 @@ class Outcome:
     notes: list[str]
 
 
-def run(seed: int, *, kinds: tuple[str, ...] = ALL, on_note: Callable[[str], object] | None = None) -> Outcome:
-    """The run of ``seed``."""
-    world = World(seed)
+def run(
+    seed: int,
+    *,
+    kinds: tuple[str, ...] = ALL,
+    on_note: Callable[[str], object] | None = None,
+    moving: bool | None = None,
+) -> Outcome:
+    """The run of ``seed``; ``moving`` is drawn unless it is given."""
+    world = World(seed, moving=moving)
     world.on_note = on_note
     try:
         _Run(world, kinds).run()
@@ -54,13 +62,17 @@ class _Run:
     def __init__(self, world: World, kinds: tuple[str, ...]) -> None:
         self.world = world
         self.random = world.random("run")
-        for _ in range(self.random.randint(1, 4)):
+        for _ in range(self.random.choice([1, 1, 2, 3, 3, 3]) if world.moving else self.random.randint(1, 4)):
             world.add_relay(extended=self.random.random() < 0.8)
-        self.programs = Programs(world, self.random.randint(2, 4))
+        self.programs = Programs(world, self.random.randint(2, 2 if world.moving else 4))
         # Some kinds in each run, so that no kind hides what another one would have shown.
-        kinds = tuple(kind for kind in kinds if self.random.random() < 0.4) or kinds
+        share = 0.2 if world.moving else 0.4
+        kinds = tuple(kind for kind in kinds if self.random.random() < share) or kinds
         if world.streaming:
-            kinds = tuple(kind for kind in kinds if kind in OF_PATHS) or kinds
+            kinds = tuple(kind for kind in kinds if kind in OF_PATHS or kind in OF_MOVING) or kinds
+        if world.moving:
+            allowed = GENTLE if world.patient else GENTLE | OF_PATHS
+            kinds = tuple(kind for kind in ALL if (kind in kinds and kind in allowed) or kind in OF_MOVING)
         world.note(f"faults: {', '.join(kinds)}")
         self.faults = Faults(world, self.programs, kinds)
         patient = all(program.kind.config.resume_grace_s >= 30.0 for program in self.programs.all)
@@ -71,12 +83,20 @@ class _Run:
         random, world = self.random, self.world
         for program in self.programs.all:
             program.start()
-        for _ in range(random.randint(1, 2)):
-            self._advance(random.choice([0.0, 4.0, 10.0]))
-            self.programs.begin_chaos(random.choice([0.7, 2.0, 5.0]))
-            self.faults.begin(random.choice([0.3, 0.8, 2.0]))
-            self._advance(random.uniform(5.0, 40.0))
+        for _ in range(random.randint(1, 1 if world.moving else 2)):
+            if world.moving:
+                self._advance(5.0)
+                self.programs.begin_chaos(random.choice([1.0, 3.0]))
+                self.faults.begin(random.choice([0.3, 0.6, 1.2]))
+                self._advance(random.uniform(6.0, 18.0))
+            else:
+                self._advance(random.choice([0.0, 4.0, 10.0]))
+                self.programs.begin_chaos(random.choice([0.7, 2.0, 5.0]))
+                self.faults.begin(random.choice([0.3, 0.8, 2.0]))
+                self._advance(random.uniform(5.0, 40.0))
             self.faults.end()
+            if random.random() < 0.5:
+                self._go_on()
             self.programs.end_chaos()
             world.note("calm")
             self._recover()
@@ -88,6 +108,21 @@ class _Run:
             self.world.run_until(lambda: False, min(1.0, left))
             self.world.check_promises()
             self.programs.check_counts()
+
+    def _go_on(self) -> None:
+        """Nothing goes wrong any more: who waits to write is told to, sooner or later."""
+        self.world.note("no more faults")
+        self.programs.begin_calm()
+        self._advance(1.0)  # those that end with the last faults do
+        written = {end: end.fate.written for end in self.programs.open_ends() if end.waits_to_write}
+
+        def moved() -> bool:
+            return not any(end.waits_to_write and end.fate.written == before for end, before in written.items())
+
+        if not self.world.run_until(moved, _PROGRESS_S):
+            for end, before in written.items():
+                if end.waits_to_write and end.fate.written == before:
+                    end.violation("waits to write, and is never told to")
 
     def _recover(self) -> None:
         world, programs = self.world, self.programs

@@ -31,6 +31,7 @@ from dmsg.mux.relay.service import DmsgRelay
 from dmsg.serving.service import RelayService
 from dmsg.testing.memory import MemoryNetwork, Path
 from tests.simulation import leftovers
+from tests.simulation.holding import HoldingRelay
 from tests.simulation.machine import Machine
 
 STARTS_AT_S: Final = 1_790_000_000.0
@@ -101,7 +102,13 @@ class Relay:
         self._world = world
         self._key = world.key(f"relay {number}")
         #: One way, when nothing is wrong.
-        self.delay_s = world.random(f"relay {number} path").choice([0.0, 0.01, 0.1])
+        delays_s = [0.0, 0.02, 0.15, 0.5] if world.moving else [0.0, 0.01, 0.1]
+        self.delay_s = world.random(f"relay {number} path").choice(delays_s)
+
+    @property
+    def key(self) -> PublicKey:
+        """Its key, in this life."""
+        return self._key.public_key
 
     def start(self, *, new_key: bool = False) -> None:
         """Start, unless it runs."""
@@ -124,7 +131,8 @@ class Relay:
             self.service = MessagingRelay(self.machine, self._key, endpoint, **how)
         else:
             how |= {"limits": world.relay_limits, "extended": self.extended, "aes": False}
-            self.service = DmsgRelay(self.machine, self._key, endpoint, **how)
+            kind = HoldingRelay if world.moving else DmsgRelay
+            self.service = kind(self.machine, self._key, endpoint, **how)
         self.service.startService()
 
     def kill(self, *, silently: bool) -> None:
@@ -198,7 +206,7 @@ def drawn_limits(random: Random) -> RelayLimits:
 class World:
     """Everything there is in one run of a ``seed``."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, moving: bool | None = None) -> None:
         self.seed = seed
         self.clock = WorldClock(STARTS_AT_S)
         random = self.random("world")
@@ -213,6 +221,12 @@ class World:
         self.protocol = random.choice([DMSG, DMSG, DMSG, MESSAGING])
         #: Whether most transports are long streams that are read slowly, and most faults cost them their path.
         self.streaming = self.protocol == DMSG and random.random() < 0.35
+        #: Whether there are few of them, between two clients, and their paths change in ways that are rare elsewhere.
+        self.moving = moving if moving is not None else self.protocol == DMSG and self.random("moving").random() < 0.5
+        if self.moving:
+            self.protocol, self.streaming = DMSG, True
+        #: Whether these may not be lost.
+        self.patient = self.moving and self.random("patience").random() < 0.7
         self.listing = ServerListing(self.store, self.random("listing"), protocol=self.protocol)
         self.discovery_state = "answers"
         #: By how much the clocks on the wall, those of discovery among them, are wrong.
