@@ -39,6 +39,9 @@ class DialConfig:
     timeout_s: float = 10.0
     #: The next server is tried when the one before has not answered for so long.
     stagger_s: float = 0.25
+    #: The same for a relay that has ended an earlier path of the transport that looks for one: enough for two round trips
+    #: through any other.
+    ended_stagger_s: float = 1.0
     #: So many of the servers an entry names are tried, those connected already above all: an entry is a stranger's word.
     servers: int = 8
     #: How long an entry that was looked up is used again without asking.
@@ -83,6 +86,10 @@ class Dial(TypingProtocol[S_contra, R]):
     def heeds_promise(self) -> bool:
         """Whether the peer is spoken to in the clear if its entry does not promise end-to-end security, and else not."""
 
+    @property
+    def ended_by(self) -> Sequence[PublicKey]:
+        """The relays that have ended earlier paths of that transport, the last one at the end: any other is preferred."""
+
     def through(self, session: S_contra, *, promised: bool) -> Deferred[R]:
         """Open a stream through ``session``; ``promised`` is whether the peer's entry promises end-to-end security.
 
@@ -98,6 +105,7 @@ class StreamRequest:
     service: str = ""
     moves: bool = False
     heeds_promise: bool = False
+    ended_by: Sequence[PublicKey] = ()
 
     def through(self, session: Any, *, promised: bool) -> Deferred[Any]:
         """Ask the session: ``request(target, service)``."""
@@ -199,7 +207,7 @@ class Dialer(Generic[S, R]):
 
     async def _try(self, race: _Race[S, R], known: Known, asking: Deferred[Known] | None) -> R:
         race.known = known
-        order = self.order(known.servers)
+        order = self.order(known.servers, race.dial.ended_by)
         if not order:
             none = _NO_SERVER if self._lookups is not None else "there is no discovery, and no server was given"
             race.note("discovery", "", "no common server", NoCommonRelay(none))
@@ -208,15 +216,16 @@ class Dialer(Generic[S, R]):
             return await self._only(order[0], race)
         return await race.run(order, asking)
 
-    def order(self, relays: Sequence[PublicKey]) -> list[PublicKey]:
-        """The relays to race, best first; of those an entry names, so many as may be tried."""
+    def order(self, relays: Sequence[PublicKey], ended_by: Sequence[PublicKey]) -> list[PublicKey]:
+        """The relays to race, best first; of those an entry names, so many as may be tried. Those of ``ended_by`` are last."""
         if len(relays) < 2:
             return list(relays)
         connected, scores, now = self._pool.sessions, self._pool.scores, self._clock.seconds()
         if self._lookups is not None and len(relays) > self.config.servers:
             drawn = scores.draw(relays, self._uniform, now)
             relays = sorted(drawn, key=lambda relay: relay not in connected)[: self.config.servers]
-        return scores.best_first(relays, connected, self._uniform, now)
+        order = scores.best_first(relays, connected, self._uniform, now)
+        return sorted(order, key=lambda relay: ended_by.index(relay) if relay in ended_by else -1)
 
     def _remembered(self, dial: Dial[S, R]) -> Known | None:
         """What is known without asking discovery."""
@@ -394,7 +403,8 @@ class _Race(Generic[S, R]):
         if not known.servers:
             self.note("discovery", "", "no common server", NoCommonRelay(_NO_SERVER))
         # also those that have failed: the peer may be there now, or be spoken to in another way
-        self._waiting = [relay for relay in self._dialer.order(known.servers) if relay not in self._running]
+        order = self._dialer.order(known.servers, self.dial.ended_by)
+        self._waiting = [relay for relay in order if relay not in self._running]
         if self._timer is None or not self._timer.active():
             self._next()
         self._look()
@@ -423,7 +433,9 @@ class _Race(Generic[S, R]):
             return
         relay = self._waiting.pop(0)
         if self._waiting:
-            self._timer = self._dialer._clock.callLater(self._dialer.config.stagger_s, self._next)
+            config = self._dialer.config
+            stagger_s = config.ended_stagger_s if self._waiting[0] in self.dial.ended_by else config.stagger_s
+            self._timer = self._dialer._clock.callLater(stagger_s, self._next)
         attempt = self._running[relay] = ensureDeferred(self._dialer.attempt(relay, self))
         attempt.addCallbacks(self._won, self._failed, callbackArgs=(relay,), errbackArgs=(relay,))
 

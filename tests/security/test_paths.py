@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
 
 import pytest
 import pytest_twisted
 from twisted.internet.error import ConnectionDone
+from twisted.internet.protocol import Factory
 
 from dmsg.errors import DialError
 from dmsg.eventlog import schema as ev
@@ -19,7 +21,10 @@ from dmsg.mux.core.e2e_negotiation import Carrier
 from dmsg.mux.core.errors import IntegrityError, Refused, close_error
 from dmsg.mux.core.stream import StreamState
 from dmsg.mux.core.wire import ACCEPT, ACK, CLOSE, FWD, REQUEST, REQUEST_BYTES, CloseReason
-from dmsg.testing.hostile import RelayFrame, alter, drop, repeat
+from dmsg.testing.hostile import HostileNetwork, RelayFrame, alter, drop, repeat
+from dmsg.testing.memory import MemoryNetwork, Path
+from dmsg.testing.network import LOOPBACK
+from dmsg.testing.probes import ConformanceProtocol
 
 sync = pytest_twisted.ensureDeferred
 SIZE = 300_000
@@ -311,3 +316,31 @@ async def test_a_resumption_whose_proof_does_not_arrive_costs_one_path_and_not_t
         s.relay.be_honest()
         await both_ways(s, a, b)
         await close_cleanly(s, a, b)
+
+
+@pytest.mark.parametrize("bad_relays", [1, 2])
+@sync
+async def test_relays_that_end_each_path_do_not_keep_a_transport_from_another(bad_relays):
+    """They are the fastest, and let every handshake through; what comes on a new path they answer with CLOSE."""
+    memory = MemoryNetwork(random=Random(1))
+    async with HostileNetwork(memory, relays=0, random=Random(2).randbytes) as network:
+        bad = [await network.add_relay() for _ in range(bad_relays)]
+        good = await network.add_relay()
+        memory.set_path(LOOPBACK, network.pinned[-1].address.port, Path(0.05))
+        bob = await network.client(min_servers=bad_relays + 1)
+        alice = await network.client(min_servers=bad_relays + 1)
+        ends = ConformanceProtocol(), ConformanceProtocol()
+        bob.listen(Factory.forProtocol(lambda: ends[1]))
+        transport = await network.wait(alice.dial(bob.public_key))
+        transport.attach(ends[0])
+        transport.write(b"one")
+        await network.wait(ends[1].when_received(3))
+        assert transport.getHost().server_public_key != good.key.public_key
+        for relay in bad:
+            relay.rule(lambda frame: [forged(frame, bytes((CloseReason.PEER_GONE,)))], kind=FWD, times=None)
+        transport.write(b" two")
+        began = memory.seconds()
+        await network.wait(ends[1].when_received(7))
+        assert ends[1].received == b"one two"
+        assert transport.getHost().server_public_key == good.key.public_key
+        assert memory.seconds() - began < 5.0

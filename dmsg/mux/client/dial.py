@@ -19,12 +19,16 @@ from dmsg.mux.core.errors import Busy, DowngradeRefused, Unsupported
 
 @dataclass(frozen=True, slots=True)
 class DialRequest:
-    """What a dial is for: a new transport, or with ``resume`` another path of one that has lost its own."""
+    """What a dial is for: a new transport, or with ``resume`` another path of one that has lost its own.
+
+    ``ended_by`` are relays that have ended earlier paths of it.
+    """
 
     target: PublicKey
     service: str = ""
     security: Security = Security.PREFER
     resume: Resume | None = None
+    ended_by: tuple[PublicKey, ...] = ()
 
     @property
     def moves(self) -> bool:

@@ -210,6 +210,8 @@ class DmsgClient(RelayClient[ServerSession, OpenedPath[ServerSession], DmsgTrans
         """A transport needs another path: its initiator looks for one, its responder waits to be found."""
         if self._stopping or transport not in self.transports:
             return 0.0
+        if session.is_ready:
+            transport.note_ended_by(session.server)
         grace_s = self.config.resume_grace_s
         if grace_s > 0 and transport.stream.initiator:
             search = ensureDeferred(self._search(transport, error, self.reactor.seconds()))
@@ -235,7 +237,8 @@ class DmsgClient(RelayClient[ServerSession, OpenedPath[ServerSession], DmsgTrans
                 continue
             stream = transport.stream
             told_bytes = stream.resume_bytes
-            request = DialRequest(stream.remote, "", Security.E2E, Resume(transport.token, told_bytes))
+            resume = Resume(transport.token, told_bytes)
+            request = DialRequest(stream.remote, "", Security.E2E, resume, transport.ended_by)
             attempts.clear()
             try:
                 opened = await self.dialer.dial(request, None, attempts)

@@ -33,6 +33,8 @@ _CODES: Final[Mapping[AbortReason, CloseReason]] = {
     AbortReason.OVERFLOW: CloseReason.SLOW_CONSUMER,
     AbortReason.DEADLINE: CloseReason.DEADLINE,
 }
+#: Relays that have ended a path are remembered: as many as a dial tries.
+_ENDED_BY_LIMIT: Final = 8
 
 
 class PathState(Enum):
@@ -83,6 +85,8 @@ class DmsgTransport(RelayTransport[Stream], StreamOwner):
         #: How often it may still be moved, if it ever was.
         self.move_rate: TokenBucket | None = None
         self.token = b""  # under which it may be resumed; fixed by its first path
+        #: The relays that have ended its path without losing their connection, the last one at the end.
+        self.ended_by: tuple[PublicKey, ...] = ()
         #: The search for another path, while there is one.
         self.search: Deferred[None] | None = None
         self._grace: IDelayedCall | None = None
@@ -157,6 +161,10 @@ class DmsgTransport(RelayTransport[Stream], StreamOwner):
         self.give_up(error, code)
 
     # --- the path --------------------------------------------------------------------------------------------------
+
+    def note_ended_by(self, relay: PublicKey) -> None:
+        """``relay`` has ended the path: others are to be tried before it."""
+        self.ended_by = (*(one for one in self.ended_by if one != relay), relay)[-_ENDED_BY_LIMIT:]
 
     @property
     def detached(self) -> bool:
