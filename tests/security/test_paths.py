@@ -344,3 +344,25 @@ async def test_relays_that_end_each_path_do_not_keep_a_transport_from_another(ba
         assert ends[1].received == b"one two"
         assert transport.getHost().server_public_key == good.key.public_key
         assert memory.seconds() - began < 5.0
+
+
+@sync
+async def test_a_relay_that_alters_data_is_not_dialled_through_again():
+    """It is the fastest, and lets every handshake through. The next dial takes another one."""
+    memory = MemoryNetwork(random=Random(1))
+    async with HostileNetwork(memory, relays=0, random=Random(2).randbytes) as network:
+        bad = await network.add_relay()
+        good = await network.add_relay()
+        memory.set_path(LOOPBACK, network.pinned[-1].address.port, Path(0.05))
+        bob = await network.client(min_servers=2)
+        alice = await network.client(min_servers=2)
+        bob.listen(Factory.forProtocol(ConformanceProtocol))
+        for relay, fault in ((bad, IntegrityError), (good, None)):
+            bad.rule(alter, kind=FWD)
+            transport = await network.wait(alice.dial(bob.public_key))
+            assert transport.getHost().server_public_key == relay.key.public_key
+            end = ConformanceProtocol()
+            transport.attach(end)
+            transport.write(b"data")
+            memory.advance(1.0)
+            assert [type(one.value.cause) for one in end.lost] == ([fault] if fault else [])

@@ -36,6 +36,7 @@ from dmsg.mux.core.e2e_negotiation import Security
 from dmsg.mux.core.errors import Refused
 from dmsg.mux.core.limits import ConnectionConfig
 from dmsg.mux.core.plain_stream import PlainStream
+from dmsg.mux.core.wire import CloseReason
 from dmsg.relays.choice import RelayChoice
 from dmsg.sansio.backoff import SHORTEST_PAUSE_S, Backoff
 from dmsg.sansio.rate import TokenBucket
@@ -202,6 +203,9 @@ class DmsgClient(RelayClient[ServerSession, OpenedPath[ServerSession], DmsgTrans
         """See :class:`~dmsg.clients.service.RelayClient`."""
         if transport.token:
             self.resumable.remove(transport)
+        if code == CloseReason.INTEGRITY and transport.stream.initiator:
+            # No honest relay alters data, and the next dial of the application should not lead through this one.
+            self.pool.scores.refused(session.server, self.reactor.seconds())
         super().transport_closed(session, transport, reason, local=local, code=code)
 
     # --- resumption ------------------------------------------------------------------------------------------------
