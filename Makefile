@@ -204,6 +204,7 @@ fuzz: $(FUZZ_STAMP)
 
 simulate: venv
 	$(BIN)/python -m tests.simulation --seeds $(SIMULATE_SEEDS)
+	$(BIN)/python -m tests.simulation --dishonest --seeds $(SIMULATE_SEEDS)
 	$(BIN)/python -m tests.simulation_rmb --seeds $(SIMULATE_SEEDS)
 
 analytics-demo: $(ANALYTICS_STAMP)

@@ -8,6 +8,7 @@ import time
 
 from twisted.logger import globalLogBeginner
 
+from tests.simulation import dishonest
 from tests.simulation.faults import ALL
 from tests.simulation.run import run
 
@@ -20,6 +21,7 @@ def main() -> int:
     parser.add_argument("--only", default=",".join(ALL), help="kinds of faults (default: all): %(default)s")
     parser.add_argument("--moving", action="store_true", help="transports that move, in each run")
     parser.add_argument("--keep-going", action="store_true", help="do not stop at the first seed that fails")
+    parser.add_argument("--dishonest", action="store_true", help="with dishonest relays, peers and discovery")
     arguments = parser.parse_args()
     first, _, end = arguments.seeds.partition(":")
     kinds = tuple(filter(None, arguments.only.split(",")))
@@ -27,12 +29,15 @@ def main() -> int:
     began, failed = time.monotonic(), []
     seeds = range(int(first), int(end) if end else int(first) + 1)
     for done, seed in enumerate(seeds, 1):
-        moving = arguments.moving or None
-        outcome = run(seed, kinds=kinds, on_note=print if arguments.trace else None, moving=moving)
+        on_note, moving = print if arguments.trace else None, arguments.moving or None
+        if arguments.dishonest:
+            outcome = dishonest.run(seed, on_note=on_note)
+        else:
+            outcome = run(seed, kinds=kinds, on_note=on_note, moving=moving)
         if outcome.violations:
             failed.append(seed)
-            how = " --moving" if moving else ""
-            print(f"seed {seed} failed; python -m tests.simulation --trace --seeds {seed}{how}")
+            how = " --dishonest" if arguments.dishonest else " --moving" if moving else ""
+            print(f"seed {seed} failed; python -m tests.simulation --trace{how} --seeds {seed}")
             for text in outcome.violations[:5]:
                 print(f"    {text}", flush=True)
             if not arguments.keep_going:

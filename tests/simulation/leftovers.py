@@ -24,6 +24,7 @@ _REMEMBERED: Final = {
     "SessionGoal._learned": "the relays that discovery listed",
     "Whereabouts._found": "where relays were that dials led to",
     "SessionPool._failures": "when relays failed last",
+    "_Pins._newest": "how new the entries were that were looked up last; limited",
     "_Table._things": "the entries that were looked up last",
 }
 #: What a service has besides that as long as it runs.

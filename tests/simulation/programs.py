@@ -33,7 +33,7 @@ from tests.simulation import leftovers
 from tests.simulation.ends import End, Habits
 from tests.simulation.leftovers import Client
 from tests.simulation.machine import Machine
-from tests.simulation.world import Discovery, Wanted, World, start
+from tests.simulation.world import Wanted, World, start
 
 #: Services that are listened on beside the default one, which base peers know alone.
 SERVICE: Final = "files"
@@ -174,7 +174,7 @@ class Program:
         link = Link(world.clock, **kind.link) if kind.link else None
         self.machine = Machine(world.network, f"client {self.number}.{self.lives}", link=link)
         how: dict[str, Any] = {
-            "discovery": Discovery(world, self.machine),
+            "discovery": world.discovery_of(self.machine),
             "min_servers": kind.min_servers,
             "random": world.random(f"client {self.number} {self.lives}").randbytes,
             "now_ns": world.now_ns,

@@ -44,11 +44,16 @@ def held(root: object, known: Mapping[str, str]) -> dict[str, int]:
     return dict(found)
 
 
+def is_count(name: str) -> bool:
+    """Whether a number called ``name`` counts what is held."""
+    return _COUNT.match(name) is not None
+
+
 def _size(one: object, name: str, value: object) -> int:
     if isinstance(value, _TABLES):
         return len(value)
-    is_count = type(value) is int and _COUNT.match(name) and not is_dataclass(one)  # those are configuration, or ranks
-    return abs(value) if is_count else 0
+    counts = type(value) is int and is_count(name) and not is_dataclass(one)  # those are configuration, or ranks
+    return abs(value) if counts else 0
 
 
 def _attributes(one: object) -> Iterator[tuple[str, object]]:

@@ -122,7 +122,7 @@ class Relay:
         world.note(f"{self.machine} starts" + (" with a new key" if new_key else ""))
         how: dict[str, Any] = {
             "public_address": HostPort(self.host, RELAY_PORT),
-            "discovery": Discovery(world, self.machine),
+            "discovery": world.discovery_of(self.machine),
             "random": world.random(f"relay {self.number} {self.lives}").randbytes,
             "now_ns": world.now_ns,
         }
@@ -134,6 +134,11 @@ class Relay:
             kind = HoldingRelay if world.moving else DmsgRelay
             self.service = kind(self.machine, self._key, endpoint, **how)
         self.service.startService()
+
+    @property
+    def public_key(self) -> PublicKey:
+        """Its key."""
+        return self._key.public_key
 
     def kill(self, *, silently: bool) -> None:
         """Switch the machine off."""
@@ -330,6 +335,10 @@ class World:
         self.network.set_path(relay.host, RELAY_PORT, Path(relay.delay_s))
         relay.start()
         return relay
+
+    def discovery_of(self, machine: Machine) -> Any:
+        """Discovery as the program on ``machine`` sees it."""
+        return Discovery(self, machine)
 
     def forget_later(self, pipes: list[Any], after_s: float = 75.0) -> None:
         """Keep-alives find out later that these connections lead nowhere."""
