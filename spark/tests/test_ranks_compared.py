@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from rank_fleet import ALICE, BOB, CLIENTS, FAILING, GOOD, NOW, RELAYS, SLOW, TWIN, accepted, dial, session, step
 
 from dmsg_logs.ranks.document import WINDOW_S
-from dmsg_logs.tables.transforms.rank_evidence import UNANSWERED, relay_latency
+from dmsg_logs.tables.transforms.rank_evidence import relay_latency
 
 
 def compared(spark: SparkSession, lines: Sequence[Event]) -> dict[tuple[str, str], dict[str, float]]:
@@ -95,8 +95,9 @@ def test_a_target_has_one_vote_however_many_protocols_it_answers_in(spark: Spark
     assert row["accept_targets"] == pytest.approx(50 / 51, rel=0.01)
 
 
-@pytest.mark.parametrize("reason", UNANSWERED)
+@pytest.mark.parametrize("reason", ["timeout", "handshake_timeout", "busy"])
 def test_an_answer_that_does_not_come_is_the_slowest(spark: SparkSession, reason: str) -> None:
+    """A dial that has waited for an answer until its time was up writes "timeout"."""
     target = CLIENTS[2]
     lines = [accepted(ALICE, target, GOOD, 5_000), dial(ALICE, target, GOOD, [step(TWIN, "accept", reason)])]
     lines += [dial(ALICE, target, GOOD, [step(SLOW, "accept", "unknown_peer")])]

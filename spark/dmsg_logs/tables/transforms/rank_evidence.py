@@ -64,8 +64,8 @@ HANDSHAKE_FAULTS: Final = (
 )
 #: The connection went while a peer's answer was waited for.
 LOST: Final = "server connection lost"
-#: No answer came, or one that a relay and a peer can both give.
-UNANSWERED: Final = ("handshake_timeout", "busy")
+#: No answer came within the time of the dial, or one that a relay and a peer can both give.
+UNANSWERED: Final = ("timeout", "handshake_timeout", "busy")
 #: The relay says that it has no room, or is about to go.
 NO_ROOM: Final = ("too many connections", "server_draining", "server under load")
 #: The same in the relay's own ``refused`` lines; limits for one client or one address are not among them.
