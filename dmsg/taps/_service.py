@@ -18,6 +18,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from dmsg.errors import ConfigError, DmsgError
+from dmsg.eventlog.files import ROTATE_BYTES
 from dmsg.eventlog.limit import LimitedEventLog
 from dmsg.eventlog.log import EventLog, NullEventLog, check_directory, new_boot_id
 from dmsg.eventlog.schema import Event
@@ -116,6 +117,8 @@ class _Events:
         else:
             if settings.events_limit < 0:
                 raise ConfigError("events_limit", "must not be negative")
+            if settings.events_rotate_bytes > ROTATE_BYTES:  # the log pipeline does not read a longer one
+                raise ConfigError("events_rotate_bytes", f"must be at most {ROTATE_BYTES}")
             self._directory = os.path.abspath(settings.events)
             self.log = EventLog.to_directory(
                 self._directory,

@@ -164,6 +164,11 @@ def test_one_environment_serves_all_roles() -> None:
         (discovery, "--listen nowhere:1", "dmsg-discovery: listen: 'nowhere:1' is no endpoint to listen on"),
         (discovery, "--admin tcp:x", "dmsg-discovery: admin: 'tcp:x' is no endpoint to listen on"),
         (discovery, "--events ev --events-limit -1", "dmsg-discovery: events_limit: must not be negative"),
+        (
+            discovery,
+            "--events ev --events-rotate-bytes 67108865",
+            "dmsg-discovery: events_rotate_bytes: must be at most 67108864",
+        ),
         (discovery, "--limit-connections x", "dmsg-discovery: limit_connections: must be a whole number"),
     ],
 )
