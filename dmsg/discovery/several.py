@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, Generic, TypeVar
 
@@ -29,7 +30,8 @@ PATIENCE_S: Final = 1.0
 
 @implementer(IRankedDiscovery)
 class DiscoveryList:
-    """``discoveries``, the preferred one first; at least one, else ``ConfigError``. ``clock`` measures :data:`REST_S`.
+    """``discoveries``, the preferred one first; at least one, else ``ConfigError``. ``clock`` measures :data:`REST_S`,
+    ``now_s()`` is Unix time, by which ranks fade.
 
     Reads go to the first that has an answer: a discovery that cannot be reached, gives something wrong, does not know
     the key or lists no servers is passed over, and one that has not answered within :data:`PATIENCE_S` is waited for beside
@@ -42,11 +44,14 @@ class DiscoveryList:
 
     _log = Logger()
 
-    def __init__(self, discoveries: Sequence[IDiscovery], clock: IReactorTime) -> None:
+    def __init__(
+        self, discoveries: Sequence[IDiscovery], clock: IReactorTime, now_s: Callable[[], float] = time.time
+    ) -> None:
         if not discoveries:
             raise ConfigError("discovery", "the list is empty")
         self.discoveries = tuple(discoveries)
         self._clock = clock
+        self._now_s = now_s
         self._rests_until = [0.0] * len(discoveries)
 
     async def close(self) -> None:
@@ -77,14 +82,19 @@ class DiscoveryList:
             return []
 
     async def relay_ranks(self) -> Ranks | None:
-        """The ranks of the first one that has some."""
+        """The ranks of the first one that has some which count in full; without any, those that count most.
+
+        One that is away, or gets no new ranks, has its last ones for good.
+        """
+        found: Ranks | None = None
+        freshness = -1.0
         for one in self.discoveries:
-            if IRankedDiscovery.providedBy(one):
+            if freshness < 1.0 and IRankedDiscovery.providedBy(one):
                 ranked: Any = one
                 ranks: Ranks | None = await ranked.relay_ranks()
-                if ranks is not None:
-                    return ranks
-        return None
+                if ranks is not None and ranks.freshness(self._now_s()) > freshness:
+                    found, freshness = ranks, ranks.freshness(self._now_s())
+        return found
 
     async def post_entry(self, entry: Entry) -> None:
         """Post ``entry`` to every one; returns when all have answered and one has taken it.

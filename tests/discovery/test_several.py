@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -21,7 +22,16 @@ from dmsg.testing.network import MemoryDiscovery
 
 pytestmark = pytest.mark.usefixtures("logged_errors")
 sync = pytest_twisted.ensureDeferred
-RANKS: Any = object()
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """As much of a document as matters here: when it was issued. It counts less and less from 10 to 20 s after that."""
+
+    issued: float
+
+    def freshness(self, now_s: float) -> float:
+        return min(1.0, max(0.0, 2.0 - (now_s - self.issued) / 10))
 
 
 class Counting(MemoryDiscovery):
@@ -54,7 +64,7 @@ class World:
         self.now_ns = lambda: now_ns + int(self.clock.seconds() * 10**9)
         self.first, self.second, self.third = Counting(self.now_ns), Ranked(self.now_ns), Ranked(self.now_ns)
         self.all = (self.first, self.second, self.third)
-        self.list = DiscoveryList(self.all, self.clock)
+        self.list = DiscoveryList(self.all, self.clock, self.clock.seconds)
 
     def asked(self) -> list[int]:
         """How often each was asked since the last time."""
@@ -226,8 +236,24 @@ async def test_servers_come_from_the_first_that_has_some_of_the_protocol(world: 
 @sync
 async def test_ranks_come_from_the_first_that_has_some(world: World) -> None:
     assert await world.list.relay_ranks() is None
-    world.third.ranks = RANKS
-    assert await world.list.relay_ranks() is RANKS
+    world.third.ranks = Ranks(0)
+    assert await world.list.relay_ranks() is world.third.ranks
+    world.second.ranks = Ranks(0)
+    assert await world.list.relay_ranks() is world.second.ranks
+
+
+@sync
+async def test_ranks_that_fade_give_way_to_those_of_the_next_one(world: World) -> None:
+    """The preferred one is away, or nobody gives it new ones any more."""
+    world.second.ranks, world.third.ranks = Ranks(0), Ranks(5)
+    world.clock.advance(10)
+    assert await world.list.relay_ranks() is world.second.ranks
+    world.clock.advance(1)
+    assert await world.list.relay_ranks() is world.third.ranks
+    world.clock.advance(50)  # neither says anything
+    assert await world.list.relay_ranks() is world.second.ranks
+    world.third.ranks = Ranks(60)
+    assert await world.list.relay_ranks() is world.third.ranks
 
 
 @sync
