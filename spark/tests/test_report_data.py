@@ -288,6 +288,34 @@ def test_totals(data: ReportData) -> None:
     assert {name: data.totals[name] for name in expected} == expected
 
 
+def test_clients_that_have_been_connected_for_long_are_counted(spark: SparkSession) -> None:
+    """They came before the days that are looked at, and are there still, or were until one of these days."""
+    old, within = DAY - (DAYS + 5) * DAY_S, DAY + 7200.0
+    ends = {
+        "there": {"state": "open"},
+        "gone within": {"state": "closed", "closed_at": within},
+        "gone before": {"state": "closed", "closed_at": old + 60.0},
+        "cut off within": {"state": "open", "run_over": True, "boot": "b2"},
+        "cut off before": {"state": "open", "run_over": True, "boot": "b1"},
+        "of a client's log": {"state": "open", "role": "client"},
+    }
+    opened = {"role": "server", "node": "n", "boot": "b3", "opened_at": float(old), "date": date(old)}
+    runs = (("b1", True, old + 60.0), ("b2", True, within), ("b3", False, within))
+    fleet: Rows = {
+        "relay_hourly": [hour(RELAY, DAY + HOUR_S, bytes=1)],
+        "connections": [{**opened, "remote": name, **end} for name, end in ends.items()],
+        "twin_sessions": [{**opened, "twin": twin, **end} for twin, end in enumerate(ends.values())],
+        "log_quality": [
+            {"role": "server", "node": "n", "boot": boot, "run_over": over, "last_at": last_at}
+            for boot, over, last_at in runs
+        ],
+    }
+
+    totals = queries.totals(Tables(spark, fleet).read, DAY, DAY + DAY_S)
+
+    assert (totals["clients"], totals["twins"]) == (3, 3)
+
+
 def test_frames_have_their_columns(data: ReportData) -> None:
     assert {name: tuple(frame.columns) for name, frame in data.frames.items()} == dict(FRAMES)
 

@@ -26,7 +26,7 @@ from dmsg_logs.report.data import (
     Reader,
     as_date,
 )
-from dmsg_logs.tables.transforms.common import KEY_PATTERN, credible_until, percentiles, spread, stands_for
+from dmsg_logs.tables.transforms.common import KEY_PATTERN, RUN, credible_until, percentiles, spread, stands_for
 
 Frames = dict[str, pd.DataFrame]
 #: How many hex digits of a relay's key name it in its own log lines.
@@ -121,16 +121,12 @@ def totals(read: Reader, since: int, until: int) -> dict[str, float]:
             _total("refusals"),
             _total("bytes"),
         ),
-        read("connections")
-        .where(_days(since, until) & (F.col("role") == "server"))
-        .agg(F.countDistinct("remote").alias("clients")),
+        _present(read, "connections", since, until).agg(F.countDistinct("remote").alias("clients")),
         _hours(read("envelopes_hourly"), since, until).agg(
             F.countDistinct("relay").alias("bus_relays"),
             F.coalesce(F.sum(F.col("received") + F.col("ingested")), F.lit(0)).alias("envelopes"),
         ),
-        read("twin_sessions")
-        .where(_days(since, until) & (F.col("role") == "server"))
-        .agg(F.countDistinct("twin").alias("twins")),
+        _present(read, "twin_sessions", since, until).agg(F.countDistinct("twin").alias("twins")),
         read("pair_latency").where(_days(since, until)).agg(_total("dials"), _total("dials_ok")),
         read("resumptions").where(_days(since, until)).agg(_total("resumptions")),
         read("abuse_candidates")
@@ -139,6 +135,21 @@ def totals(read: Reader, since: int, until: int) -> dict[str, float]:
             F.countDistinct("key").alias("abuse_keys"),
             F.countDistinct(F.when(F.col("flagged"), F.col("key"))).alias("abuse_flagged"),
         ),
+    )
+
+
+def _present(read: Reader, name: str, since: int, until: int) -> DataFrame:
+    """The connections, or sessions of twins, that relays had in the window, those opened before it included. What a run
+    that was cut off left open ended with the last line of that run."""
+    runs = read("log_quality").where("run_over").select(*RUN, F.col("last_at").alias("run_end"))
+    opened_within, still_open = _days(since, until), F.col("state") == "open"
+    ended = F.when(still_open, F.col("run_end")).otherwise(F.col("closed_at"))
+    return (
+        read(name)
+        .where((F.col("role") == "server") & (F.col("date") <= F.lit(as_date(until - 1))))
+        .where(opened_within | still_open | (F.col("closed_at") >= since))
+        .join(F.broadcast(runs), list(RUN), "left")
+        .where(opened_within | F.isnull(ended) | (ended >= since))
     )
 
 
