@@ -97,6 +97,29 @@ def test_a_relay_without_a_key_goes_by_its_name(runs: DataFrame) -> None:
     assert [tuple(row.values()) for row in found] == [(BOOT, R1, "rmb", True), (LATER_BOOT, R1, "rmb", False)]
 
 
+def test_processes_of_one_relay_run_side_by_side(spark: SparkSession) -> None:
+    """Several processes behind one name: which of them was started last says nothing of the others."""
+    first, second, third = ("a0" * 4, "a1" * 4, "a2" * 4)
+
+    def begins(boot: str, ts: float) -> list[Any]:
+        of = {"node": R1, "boot": boot}
+        return [
+            ("server_started", {**of, "ts": DAY + ts, "public_key": "", "protocol": "rmb"}),
+            ("twin_session_opened", {**of, "conn": 1, "twin": 7, "connection": "", "ts": DAY + ts + 1}),
+        ]
+
+    routed = [
+        (name, {**line, "boot": first}) for name, line in (_routed(ts, R1, *([1] * 9)) for ts in (40.0, 80.0))
+    ]
+    together = events(spark, [*begins(first, 0), *begins(second, 30), *routed])
+    restarted = events(spark, [*begins(first, 0), *begins(second, 30), *routed, *begins(third, 60)])
+
+    for script, over in ((together, {first: False, second: False}), (restarted, {first: False, second: True})):
+        runs = log_quality(script, keys_of(script), accounts(spark, []))
+        sessions = {row["boot"]: row["run_over"] for row in rows_of(twin_sessions(script, runs))}
+        assert {boot: sessions[boot] for boot in over} == over
+
+
 def test_sessions_are_joined_on_either_side(lines: DataFrame, runs: DataFrame) -> None:
     found = twin_sessions(lines, runs)
     columns = ("role", "conn", "twin", "connection", "state", "reason", "duration_s", "envelopes_out", "run_over")

@@ -39,7 +39,7 @@ def test_connections(spark: SparkSession) -> None:
             _closed(7, 100.0, ts=DAY + 25),  # its opening line is lost
             _closed(1, 9.0, ts=DAY + 29, remote=BOB, reason="abuse"),
             _opened(2, ts=DAY + 30),  # cut off: the run is killed
-            _opened(2, ts=DAY + 90_000, boot=LATER_BOOT),  # the same number in another run, still open
+            _opened(2, ts=DAY + 90_020, boot=LATER_BOOT),  # the same number in another run, still open
         ],
     )
     runs = log_quality(lines, keys_of(lines), accounts(spark, []))
@@ -52,7 +52,7 @@ def test_connections(spark: SparkSession) -> None:
         (1, BOOT, "closed", DAY + 10, DAY + 90_010, 90_000.0, ALICE, "closed by peer", False),
         (1, BOOT, "closed", DAY + 20, DAY + 29, 9.0, BOB, "abuse", False),
         (2, BOOT, "open", DAY + 30, None, None, ALICE, None, True),
-        (2, LATER_BOOT, "open", DAY + 90_000, None, None, ALICE, None, False),
+        (2, LATER_BOOT, "open", DAY + 90_020, None, None, ALICE, None, False),
         (7, BOOT, "unopened", None, DAY + 25, 100.0, ALICE, "closed by peer", False),
     ]
     assert [tuple(row.values()) for row in rows] == expected

@@ -75,7 +75,8 @@ def log_quality(events: DataFrame, keys: DataFrame, accounts: DataFrame) -> Data
     missing_numbers = F.max("last_seq").over(same_run) + 1 - F.sum("lines").over(same_run)
     return (
         joined.withColumn("role", F.coalesce("role", "role_of_files", F.lit("")))
-        .withColumn("later", F.max("first_at").over(same_node) > F.col("first_at"))
+        # Several relays of one name run side by side: one that still writes is not over, whichever was started last.
+        .withColumn("later", F.max("first_at").over(same_node) > F.col("last_at"))
         .withColumn("key", F.coalesce("key", F.max("key").over(same_node), F.nullif(F.col("node"), F.lit(""))))
         .withColumn("protocol", F.when(F.col("role") == "server", protocol))
         .withColumn("stopped", F.coalesce("stopped", F.lit(False)))
@@ -218,7 +219,7 @@ LOG_QUALITY: Final = Table(
         Column("first_at", "double", "time of its first line", "Unix s"),
         Column("last_at", "double", "time of its last line", "Unix s"),
         Column("key", "string", "full public key of the node; its name where no line of any run tells the key"),
-        Column("run_over", "boolean", "whether the run is over: it said so, or a later run of the node exists"),
+        Column("run_over", "boolean", "whether the run is over: it said so, or a run of the node began after its last line"),
         Column("protocol", "string", "what a server speaks with clients: dmsg, messaging, …; null for others"),
     ),
     _build,
