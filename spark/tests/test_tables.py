@@ -294,16 +294,33 @@ def test_a_crash_at_any_step_changes_nothing(spark: SparkSession, few: Lines, tm
         with pytest.raises(Crash):
             _build(spark, tmp_path, few, _crash_at(step, []))
         assert read_manifest(spark, directory).generation == 1
+        assert len(_versions(tmp_path)) == len(FEW), "what was half made is gone: a full disk would stay full of it"
     assert _everything(spark, tmp_path) == before
     with pytest.raises(Crash):  # after the manifest was replaced
         _build(spark, tmp_path, few, _crash_at(total - 1, []))
     after = _everything(spark, tmp_path)
     assert after != before and read_manifest(spark, directory).generation == 2
-    assert len(_versions(tmp_path)) > 3 * len(FEW)
+    assert len(_versions(tmp_path)) == 2 * len(FEW)
     few.numbers = [1, 2, 3]
     _build(spark, tmp_path, few)
     assert _everything(spark, tmp_path) == after
-    assert len(_versions(tmp_path)) == 2 * len(FEW), "what the crashes left behind is swept"
+    assert len(_versions(tmp_path)) == 2 * len(FEW)
+
+
+def test_what_a_killed_run_left_takes_no_room_from_the_next(spark: SparkSession, few: Lines, tmp_path: Path) -> None:
+    """It is gone before the first table is made, also where there is no generation yet."""
+    found = []
+
+    def look(step: str, done: int, total: int) -> None:
+        if done == 0:
+            found.append(left.exists())
+
+    for numbers in ([1], [1, 2]):
+        left = tmp_path / "relay_failures" / "v=00000007-deadbeef"
+        left.mkdir(parents=True)
+        few.numbers = numbers
+        _build(spark, tmp_path, few, look)
+    assert found == [False, False]
 
 
 def test_two_at_once(spark: SparkSession, few: Lines, tmp_path: Path) -> None:

@@ -108,9 +108,7 @@ def test_processes_of_one_relay_run_side_by_side(spark: SparkSession) -> None:
             ("twin_session_opened", {**of, "conn": 1, "twin": 7, "connection": "", "ts": DAY + ts + 1}),
         ]
 
-    routed = [
-        (name, {**line, "boot": first}) for name, line in (_routed(ts, R1, *([1] * 9)) for ts in (40.0, 80.0))
-    ]
+    routed = [(name, {**line, "boot": first}) for name, line in (_routed(ts, R1, *([1] * 9)) for ts in (40.0, 80.0))]
     together = events(spark, [*begins(first, 0), *begins(second, 30), *routed])
     restarted = events(spark, [*begins(first, 0), *begins(second, 30), *routed, *begins(third, 60)])
 

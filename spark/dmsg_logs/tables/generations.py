@@ -7,9 +7,10 @@
 
 A generation is written under names no other run uses, read back and checked, and then shown by replacing the manifest,
 which happens at once and whole. So a reader has all tables of one generation or all of another, and a run that is killed
-changes nothing. The generation before the current one stays, for readers that have just opened it; what is older, or was
-left behind by a killed run, is deleted after the manifest was replaced. That would take away the files of another run,
-so a note keeps a second one out: ``_building.json``, see :mod:`dmsg_logs.runtime.lease`.
+changes nothing. The generation before the current one stays, for readers that have just opened it; what is older is deleted
+after the manifest was replaced, what a run that failed has made at its end, and what a killed run left behind before the
+next one begins. That would take away the files of another run, so a note keeps a second one out: ``_building.json``, see
+:mod:`dmsg_logs.runtime.lease`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import json
 import pkgutil
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor, Future
 from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
@@ -198,7 +199,13 @@ def build_tables(
         shown = _shown(spark, tables)  # another run may have just been done
         if shown is not None and shown.is_of(source):
             return shown.rows
-        return _build_anew(spark, tables, source, registry, tell, renew, shown)
+        _sweep(spark, tables, registry)  # what killed runs have left may take the room that this one needs
+        try:
+            return _build_anew(spark, tables, source, registry, tell, renew, shown)
+        except Exception:  # a full disk, above all: what is half made must not keep it full
+            with contextlib.suppress(Exception):  # without a JVM it stays; the next run sweeps it
+                _sweep(spark, tables, registry)
+            raise
 
 
 def _shown(spark: SparkSession, tables: str) -> Manifest | None:
@@ -245,7 +252,7 @@ def _build_anew(
     )
     paths.write_text(spark, paths.join(tables, MANIFEST), manifest.to_json())
     tell("sweep", len(registry) + 2, total)
-    _sweep(spark, tables, manifest)
+    _sweep(spark, tables, registry)
     tell("done", total, total)
     return rows
 
@@ -356,10 +363,11 @@ def _read(spark: SparkSession, path: str, table: Table) -> DataFrame:
     return spark.read.schema(table.schema).parquet(paths.literally(path)).select(*table.names)
 
 
-def _sweep(spark: SparkSession, tables: str, manifest: Manifest) -> None:
-    """Delete every version of a table that neither this generation nor the one before names."""
-    kept = {*manifest.tables.values(), *manifest.previous.values()}
-    for name in sorted({path.partition("/")[0] for path in kept}):
+def _sweep(spark: SparkSession, tables: str, registry: Iterable[str]) -> None:
+    """Delete every version of a table that neither the generation that is shown nor the one before names."""
+    manifest = _shown(spark, tables)
+    kept = {*manifest.tables.values(), *manifest.previous.values()} if manifest is not None else set()
+    for name in sorted({*registry, *(path.partition("/")[0] for path in kept)}):
         for entry in paths.names(spark, paths.join(tables, name)):
             path = f"{name}/{entry}"
             if entry.startswith("v=") and path not in kept:

@@ -219,7 +219,9 @@ LOG_QUALITY: Final = Table(
         Column("first_at", "double", "time of its first line", "Unix s"),
         Column("last_at", "double", "time of its last line", "Unix s"),
         Column("key", "string", "full public key of the node; its name where no line of any run tells the key"),
-        Column("run_over", "boolean", "whether the run is over: it said so, or a run of the node began after its last line"),
+        Column(
+            "run_over", "boolean", "whether the run is over: it said so, or a run of the node began after its last line"
+        ),
         Column("protocol", "string", "what a server speaks with clients: dmsg, messaging, …; null for others"),
     ),
     _build,
