@@ -75,11 +75,15 @@ def _told_until(events: DataFrame) -> float:
     """The time that two relays' logs have reached, or a relay's and a discovery's, so that one of two relays may be down
     and be found so; the only one's; the clock's if there is none.
 
-    Not the newest line of all: a single forged one would move all other evidence out of the window.
+    Not the newest line of all: a single forged one would move all other evidence out of the window. Nor that of a log of
+    which no file has landed for a whole window, if others have: a relay that is gone for good would hold the time up for good.
     """
-    newest = events.where("role in ('server', 'discovery')").groupBy("role", "node").agg(F.max("ts").alias("newest"))
-    times = [row.newest for row in newest.orderBy(F.desc("newest")).limit(2).collect()]
-    return float(times[-1]) if times else time.time()
+    logs = events.where("role in ('server', 'discovery')").groupBy("role", "node")
+    found = logs.agg(F.max("ts").alias("newest"), F.max("landed_at").alias("landed_at")).collect()
+    clock = time.time()
+    landed = [min(row.landed_at or 0.0, clock) for row in found]  # a copy may have a time to come
+    live = [row.newest for row, at in zip(found, landed, strict=True) if at > max(landed) - scoring.WINDOW_S]
+    return float(sorted(live)[-2:][0]) if live else clock
 
 
 def report_stage(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 from event_rows import ALICE, OTHER_RELAY, RELAY, node_of
@@ -36,3 +37,20 @@ def test_a_window_of_ranks_ends_where_two_logs_of_the_operator_s_end(spark: Spar
     assert issued() == START + 12 * HOUR_S
     log("forged", 2000)
     assert issued() == START + 13 * HOUR_S
+
+
+def test_a_relay_that_is_gone_for_good_does_not_hold_up_the_ranks(spark: SparkSession, tmp_path: Path) -> None:
+    """Two relays write a log, and one of them has written none for days: the other's goes on alone."""
+    zone, tables, target = LandingZone(tmp_path / "landing"), tmp_path / "tables", tmp_path / "ranks.json"
+
+    def issued(gone_for_h: float) -> int:
+        for relay, hour in ((RELAY, 100.0), (OTHER_RELAY, 100.0 - gone_for_h)):
+            text = line(node=node_of(relay), boot=f"{round(gone_for_h):016x}", ts=START + HOUR_S * hour)
+            name = zone.file(node=node_of(relay), boot=f"{round(gone_for_h):016x}", lines=[text])
+            os.utime(zone.root / name, (START + HOUR_S * (hour + 0.1),) * 2)
+        ingest(spark, str(zone.root), str(tables / str(gone_for_h)))
+        ranks_stage(spark, str(tables / str(gone_for_h)), str(target), SecretKey(b"\1" * 32))
+        return int(json.loads(target.read_text())["issued"])
+
+    assert issued(90) == START + 100 * HOUR_S
+    assert issued(23) == START + 77 * HOUR_S
