@@ -25,6 +25,8 @@ EXIT_FAILED: Final = 1
 EXIT_INCOMPLETE: Final = 3
 
 _TRACEBACK: Final = "Traceback (most recent call last):\n"
+#: An exception of Java's may have come from another, and that from another; so many are asked for.
+_CAUSES: Final = 10
 _SUMMARY: Final = ("files", "in", "good", "dup", "corrupt", "missing", "batches")
 #: How the URL of a file begins: its scheme and, after two slashes, a host.
 _URL: Final = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):(?://(?P<host>[^/]*))?(?=/)")
@@ -340,22 +342,36 @@ def _fail(error: Exception, as_json: bool, summary: Mapping[str, Any] | None = N
 
 
 def _text(error: Exception) -> str:
-    """The first line of what an exception says; of one of Java's, its class and its own message, and of one of a task in
-    Python, what that raised.
+    """The first line of what an exception says; of one of Java's, its class and its own message and what it came from, and
+    of one of a task in Python, what that raised.
 
     Spark and py4j have the texts of Java's exceptions from the JVM, when they are asked for them: it may be gone by then.
     """
+    origin = ""
     try:
         java = getattr(error, "java_exception", None)  # py4j's own text only names the method that was called
         if java is None:
             text = str(error)
         else:
             text = f"{java.getClass().getSimpleName()}: {java.getMessage() or 'no message'}"
+            origin = _origin(java)
     except Exception:  # whatever comes of asking a dead JVM
         return "the JVM of Spark does not answer any more; it may have been killed"
-    text = text.rpartition(_TRACEBACK)[2]  # of a task's there is what was raised, after indented lines of where
+    _, in_python, text = text.rpartition(_TRACEBACK)  # what was raised there, after indented lines of where
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("  ")]
-    return lines[0].strip() if lines else type(error).__name__
+    said = lines[0].strip() if lines else type(error).__name__
+    return f"{said} ({origin})" if origin and not in_python and origin not in said else said
+
+
+def _origin(java: Any) -> str:
+    """What the exception says that one of Java's came from in the end, a disk that is full for one: its first line."""
+    message = ""
+    for _ in range(_CAUSES):
+        java = java.getCause()
+        if java is None:
+            break
+        message = str(java.getMessage() or "") or message
+    return next((line.strip() for line in message.splitlines() if line.strip()), "")
 
 
 if __name__ == "__main__":

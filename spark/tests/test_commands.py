@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 from pyspark.sql import SparkSession
 
-from dmsg_logs.__main__ import main
+from dmsg_logs.__main__ import _text, main
 from dmsg_logs.runtime import session
 
 _LINES = 1_000
@@ -198,6 +198,38 @@ def test_an_error_of_java_says_what_it_is_about(
     error = json.loads(result.stdout.splitlines()[-1])["error"]
     assert "Exception: " in error and f"{tmp_path}/file" in error and "calling" not in error
     assert error in result.stderr and len(result.stderr.splitlines()) == 1
+
+
+class _Thrown:
+    """As much of an exception of Java's as is asked for."""
+
+    def __init__(self, message: str | None, cause: _Thrown | None = None) -> None:
+        self.getMessage, self.getCause = lambda: message, lambda: cause
+        self.getClass = lambda: self
+        self.getSimpleName = lambda: "SparkException"
+
+
+@pytest.mark.parametrize(
+    ("thrown", "said"),
+    [
+        (_Thrown("alone"), "SparkException: alone"),
+        (
+            _Thrown("a task failed\nwhere", _Thrown("in between", _Thrown("No space left on device\n  where"))),
+            "SparkException: a task failed (No space left on device)",
+        ),
+        (_Thrown("no file x", _Thrown("no file x")), "SparkException: no file x"),
+        (_Thrown("one", _Thrown("two", _Thrown(None))), "SparkException: one (two)"),
+        (
+            _Thrown("x: Traceback (most recent call last):\n  File y\nOSError: no", _Thrown("Traceback of y")),
+            "OSError: no",
+        ),
+    ],
+)
+def test_an_error_of_java_says_what_it_came_from(thrown: _Thrown, said: str) -> None:
+    """Spark only says which of its tasks failed."""
+    error = Exception("An error occurred while calling o1.parquet")
+    error.java_exception = thrown  # type: ignore[attr-defined]
+    assert _text(error) == said
 
 
 def test_an_error_of_a_task_says_what_it_is_about(
