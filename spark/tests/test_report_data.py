@@ -13,6 +13,7 @@ from pyspark.sql.types import StructType
 
 from dmsg_logs.report import ReportData, collect, gather, queries, render
 from dmsg_logs.report.data import DAY_S, DAYS, FRAMES, HOUR_S, TOP_KEYS, TOP_RELAYS, bucket_s
+from dmsg_logs.report.window import window
 from dmsg_logs.tables.generations import TABLES
 
 #: A Monday, 00:00 UTC.
@@ -275,7 +276,7 @@ def test_files_with_a_wrong_time_do_not_empty_the_report(spark: SparkSession, la
 
     read = Tables(spark, {**fleet, "accounts": accounts, "relay_hourly": hours}).read
 
-    assert queries.window(read, DAYS) == (DAY, DAY + DAY_S + HOUR_S)
+    assert window(read, DAYS) == (DAY, DAY + DAY_S + HOUR_S)
 
 
 def test_totals(data: ReportData) -> None:
@@ -439,6 +440,23 @@ def test_lines_of_the_bus_alone_give_a_page(spark: SparkSession) -> None:
     page = render(gather(Tables(spark, {name: fleet[name] for name in names}).read))
 
     assert "1 relay of it took 33 envelopes for 2 twins" in page
+    assert "No relay has written anything yet." in page
+
+
+def test_lines_of_clients_alone_give_a_page(spark: SparkSession) -> None:
+    """Relays and discovery are others'."""
+    fleet = small_fleet()
+    rows: Rows = {name: fleet[name] for name in ("accounts", "pair_latency", "dial_failures", "events")}
+    ended = float(DAY + DAY_S + 3 * HOUR_S + 5)
+    rows["log_quality"] = [{"role": "client", "node": node_of(ALICE), "first_at": float(DAY), "last_at": ended}]
+    rows["accounts"] = [{**each, "landed_at": ended + 60.0} for each in rows["accounts"]]
+
+    data = gather(Tables(spark, rows).read)
+    page = render(data)
+
+    assert (data.since, data.until) == (DAY, DAY + DAY_S + 4 * HOUR_S)
+    assert "Of 10 dials" in page and "7 attempts" in page
+    assert "has written anything in the time" not in page
     assert "No relay has written anything yet." in page
 
 

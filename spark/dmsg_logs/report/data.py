@@ -148,8 +148,9 @@ def collect(spark: SparkSession, tables: str) -> ReportData:
 def gather(read: Reader) -> ReportData:
     """The same from any source of tables. Reads, aggregates and fetches each table once or a few times."""
     from dmsg_logs.report import queries
+    from dmsg_logs.report.window import window
 
-    since, until = queries.window(read, DAYS)
+    since, until = window(read, DAYS)
     if not until:
         return ReportData(totals=queries.account_totals(read))
     step = bucket_s(since, until)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Sequence
 from functools import reduce
 
@@ -12,9 +11,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from dmsg_logs.report.data import (
-    DAY_S,
     DAYS,
-    HOUR_S,
     LEAST_SCORE,
     POINTS,
     TOP_DIALS,
@@ -26,32 +23,17 @@ from dmsg_logs.report.data import (
     Reader,
     as_date,
 )
-from dmsg_logs.tables.transforms.common import KEY_PATTERN, RUN, credible_until, percentiles, spread, stands_for
+from dmsg_logs.tables.transforms.common import (
+    KEY_PATTERN,
+    RUN,
+    percentiles,
+    spread,
+    stands_for,
+)
 
 Frames = dict[str, pd.DataFrame]
 #: How many hex digits of a relay's key name it in its own log lines.
 NODE_DIGITS = 16
-
-
-def window(read: Reader, days: int) -> tuple[int, int]:
-    """Unix seconds from midnight ``days - 1`` days before the last hour with data to that hour's end; (0, 0) if none.
-
-    Hours after the last landing come from clocks that are wrong, and are no data; see
-    :func:`~dmsg_logs.tables.transforms.common.credible_until`.
-    """
-    at = F.unix_timestamp("hour")
-    told = [read(name).select("hour") for name in ("relay_hourly", "discovery_hourly", "envelopes_hourly")]
-    hours = told[0].unionByName(told[1]).unionByName(told[2])
-    spans = hours.groupBy((F.floor(at / DAY_S) * DAY_S).alias("day")).agg(F.max(at).alias("last")).collect()
-    landed = read("accounts").agg(F.max("landed_at")).first()
-    earliest = min((row["day"] for row in spans), default=None)
-    latest = credible_until(earliest, landed[0] if landed is not None else None, time.time())
-    ends = [min(row["last"], latest // HOUR_S * HOUR_S) for row in spans if row["day"] <= latest]
-    if not ends:
-        return 0, 0
-    last = int(max(ends))
-    first = last // DAY_S * DAY_S - (days - 1) * DAY_S
-    return min(int(row["day"]) for row in spans if row["day"] >= first), last + HOUR_S
 
 
 def _hours(table: DataFrame, since: int, until: int) -> DataFrame:
