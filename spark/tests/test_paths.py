@@ -67,3 +67,11 @@ def test_what_a_path_is_called(spark: SparkSession) -> None:
 def test_which_schemes_hadoop_knows(spark: SparkSession) -> None:
     known = {each: paths.known(spark, each) for each in ("/x", "file:///x", "hdfs://h/x", "s3://b/x", "memory://x")}
     assert known == {"/x": True, "file:///x": True, "hdfs://h/x": True, "s3://b/x": False, "memory://x": False}
+
+
+def test_a_text_that_cannot_be_written_leaves_nothing(spark: SparkSession, tmp_path: Path) -> None:
+    """As on a full disk."""
+    for write in (paths.create_text, paths.write_text):
+        with pytest.raises(UnicodeEncodeError):
+            write(spark, f"{tmp_path}/text", "\ud800")
+    assert list(tmp_path.iterdir()) == []

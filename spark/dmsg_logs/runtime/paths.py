@@ -239,6 +239,9 @@ def _write_local(spark: SparkSession, java_path: Any, text: str) -> Any:
     try:
         stream.write(text.encode())
         stream.getFD().sync()
+    except BaseException:  # a full disk: each run that fails on it would leave another file
+        _java(spark, "java.nio.file.Files").deleteIfExists(temporary)
+        raise
     finally:
         stream.close()
     return temporary
