@@ -20,6 +20,7 @@ from dmsg_logs.ranks.signing import SecretKey
 from dmsg_logs.report import ReportData, render, write_report
 from dmsg_logs.runtime import paths
 from dmsg_logs.tables.generations import build_tables, read_manifest
+from dmsg_logs.tables.transforms.common import CLOCK_SLACK_S
 
 #: Told of every step: name of the stage, steps done, steps in all (0 while that is not known).
 Progress = Callable[[str, int, int], None]
@@ -75,15 +76,18 @@ def _told_until(events: DataFrame) -> float:
     """The time that two relays' logs have reached, or a relay's and a discovery's, so that one of two relays may be down
     and be found so; the only one's; the clock's if there is none.
 
-    Not the newest line of all: a single forged one would move all other evidence out of the window. Nor that of a log of
-    which no file has landed for a whole window, if others have: a relay that is gone for good would hold the time up for good.
+    Not the newest line of all: a single forged one would move all other evidence out of the window. Logs count that still
+    come: of which a file has landed within a window before the newest one, with lines that were fresh then. A relay that
+    is gone for good would hold the time up, and an old log that lands late would set it back. Where all are old, all count.
     """
     logs = events.where("role in ('server', 'discovery')").groupBy("role", "node")
     found = logs.agg(F.max("ts").alias("newest"), F.max("landed_at").alias("landed_at")).collect()
     clock = time.time()
-    landed = [min(row.landed_at or 0.0, clock) for row in found]  # a copy may have a time to come
-    live = [row.newest for row, at in zip(found, landed, strict=True) if at > max(landed) - scoring.WINDOW_S]
-    return float(sorted(live)[-2:][0]) if live else clock
+    told = [(row.newest, min(row.landed_at or 0.0, clock)) for row in found]  # a copy may have a time to come
+    since = max((at for _, at in told), default=0.0) - scoring.WINDOW_S
+    live = [ts for ts, at in told if at > since and at - scoring.WINDOW_S < ts <= at + CLOCK_SLACK_S]
+    times = sorted(live or [ts for ts, _ in told])
+    return float(times[-2:][0]) if times else clock
 
 
 def report_stage(

@@ -40,17 +40,22 @@ def test_a_window_of_ranks_ends_where_two_logs_of_the_operator_s_end(spark: Spar
 
 
 def test_a_relay_that_is_gone_for_good_does_not_hold_up_the_ranks(spark: SparkSession, tmp_path: Path) -> None:
-    """Two relays write a log, and one of them has written none for days: the other's goes on alone."""
-    zone, tables, target = LandingZone(tmp_path / "landing"), tmp_path / "tables", tmp_path / "ranks.json"
+    """Two relays write a log, and one of them has written none for days: the other's goes on alone. An old log that lands
+    late does not set it back."""
+    zone, target = LandingZone(tmp_path / "landing"), tmp_path / "ranks.json"
 
-    def issued(gone_for_h: float) -> int:
-        for relay, hour in ((RELAY, 100.0), (OTHER_RELAY, 100.0 - gone_for_h)):
-            text = line(node=node_of(relay), boot=f"{round(gone_for_h):016x}", ts=START + HOUR_S * hour)
-            name = zone.file(node=node_of(relay), boot=f"{round(gone_for_h):016x}", lines=[text])
-            os.utime(zone.root / name, (START + HOUR_S * (hour + 0.1),) * 2)
-        ingest(spark, str(zone.root), str(tables / str(gone_for_h)))
-        ranks_stage(spark, str(tables / str(gone_for_h)), str(target), SecretKey(b"\1" * 32))
+    def log(node: str, hour: float, landed_h: float) -> None:
+        name = zone.file(node=node, lines=[line(node=node, ts=START + HOUR_S * hour)])
+        os.utime(zone.root / name, (START + HOUR_S * landed_h,) * 2)
+
+    def issued(tables: str) -> int:
+        ingest(spark, str(zone.root), tables)
+        ranks_stage(spark, tables, str(target), SecretKey(b"\1" * 32))
         return int(json.loads(target.read_text())["issued"])
 
-    assert issued(90) == START + 100 * HOUR_S
-    assert issued(23) == START + 77 * HOUR_S
+    log(node_of(OTHER_RELAY), 10, landed_h=10.1)
+    log(node_of(RELAY), 100, landed_h=100.1)
+    log("late", 50, landed_h=100.1)
+    assert issued(f"{tmp_path}/gone") == START + 100 * HOUR_S
+    log("down", 77, landed_h=77.1)
+    assert issued(f"{tmp_path}/down") == START + 77 * HOUR_S
