@@ -45,9 +45,8 @@ class CipherState:
         self._encrypt, self._decrypt = pair(next_key(self._encrypt), self._cipher)
 
     def erase(self) -> None:
-        """Drop the key. ``seal`` and ``open`` raise ``NonceExhausted`` from now on."""
+        """Drop the key. ``seal``, ``open`` and ``rekey`` raise ``NonceExhausted`` from now on."""
         self._encrypt = self._decrypt = _erased
-        self.nonce = NONCE_LIMIT
 
 
 def _erased(unused: bytes, data: bytes | memoryview, associated: bytes | None) -> bytes:

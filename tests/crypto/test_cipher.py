@@ -116,3 +116,10 @@ def test_an_erased_key_does_nothing_more(what: str) -> None:
     state.nonce = 0
     with pytest.raises(NonceExhausted):
         getattr(state, what)(b"", box)
+
+
+def test_an_erased_key_leads_to_no_other() -> None:
+    state = CipherState(KEY)
+    state.erase()
+    with pytest.raises(NonceExhausted):
+        state.rekey()

@@ -59,6 +59,13 @@ def test_texts_that_are_no_keys(text: Any) -> None:
         PublicKey.parse(text)
 
 
+@pytest.mark.parametrize("text", ["", "04" + "11" * 32, "00" * 33, "02" + " " * 64, "02" + "11" * 31 + "  ", "zz" * 33])
+def test_texts_that_are_no_keys_wherever_points_are(text: str) -> None:
+    """Spaces are passed over where hex digits are read, so 66 characters may be fewer than 33 bytes."""
+    with pytest.raises(InvalidKey):
+        PublicKey.parse_unchecked(text)
+
+
 def test_public_keys_are_values() -> None:
     key = ALICE.public_key
     same = PublicKey(bytearray(key.raw))  # type: ignore[arg-type]
@@ -292,6 +299,17 @@ def test_files_without_a_key(tmp_path: Path, content: bytes) -> None:
     assert content.hex() not in str(caught.value) or not content
 
 
+def test_no_file_stays_open_that_was_read_or_refused(tmp_path: Path) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    write_key_file(tmp_path / "key", ALICE)
+    assert bytes(read_key_file(tmp_path / "key")) == bytes(ALICE)
+    (tmp_path / "key").chmod(0o644)
+    for path in (tmp_path / "key", tmp_path):
+        with pytest.raises(KeyFileError):
+            read_key_file(path)
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
 def test_a_key_file_may_end_without_a_newline_or_in_capitals(tmp_path: Path) -> None:
     path = tmp_path / "key"
     path.write_text(bytes(ALICE).hex().upper())
@@ -430,3 +448,6 @@ def test_a_group_of_more_than_its_user_may_not_write_beside_a_key(
         group(name, members)
         with pytest.raises(KeyFileError, match="others may write"):
             read_key_file(directory / "key")
+    monkeypatch.setattr(grp, "getgrgid", {}.__getitem__)  # the system knows of no such group
+    with pytest.raises(KeyFileError, match="others may write"):
+        read_key_file(directory / "key")
