@@ -29,9 +29,17 @@ from dmsg.discovery.errors import (
     WrongSequence,
     WrongTime,
 )
+from dmsg.discovery.stores import table as store_table
 from dmsg.discovery.stores.open import open_store
 from dmsg.discovery.stores.redis import OPERATION_TIMEOUT_S, RedisStore
-from dmsg.discovery.stores.rules import StoreLimits, shielded
+from dmsg.discovery.stores.rules import (
+    READ_MARKS,
+    READ_MARKS_INTERVAL_NS,
+    ReadMarks,
+    StoreLimits,
+    shielded,
+    stored_entry,
+)
 from dmsg.discovery.stores.sqlite import SqliteStore
 from dmsg.errors import ConfigError
 from dmsg.glue.redis import RedisConnection
@@ -94,8 +102,12 @@ async def test_an_iteration_replaces_the_entry(store: Any, make_entry: Any, now_
         assert await store.get(newer.static, now_ns) == newer
 
 
+@pytest.mark.parametrize("drawn_from", [store_table.DRAWN_FROM, 13, 8])
 @pytest_twisted.ensureDeferred
-async def test_available_servers_are_drawn_up_to_a_limit(store: Any, make_entry: Any, now_ns: int) -> None:
+async def test_available_servers_are_drawn_up_to_a_limit(
+    store: Any, make_entry: Any, now_ns: int, monkeypatch: pytest.MonkeyPatch, drawn_from: int
+) -> None:
+    monkeypatch.setattr(store_table, "DRAWN_FROM", drawn_from)
     assert await store.available_servers(5, now_ns) == []
     for n in range(12):
         await store.put(make_entry(f"relay {n}", address=f"10.0.0.{n}:80"), now_ns)
@@ -137,7 +149,8 @@ async def test_available_servers_are_those_of_one_protocol(store: Any, make_entr
     await store.put(make_entry("m 1", 1, address="10.0.1.1:80", version="0.0.1+messaging", available=0), now_ns)
     assert await store.available_servers(5, now_ns, "messaging") == []
     assert keys[0] in await store.available_keys(50, now_ns) and keys[1] not in await store.available_keys(50, now_ns)
-    assert await store.available_servers(5, now_ns + 301 * S) == [], "they expire"
+    assert await store.available_keys(5, now_ns + 301 * S) == [], "they expire"
+    assert await store.available_servers(5, now_ns + 301 * S) == []
 
 
 @pytest_twisted.ensureDeferred
@@ -187,6 +200,25 @@ async def test_a_server_that_becomes_full_is_no_longer_available(store: Any, mak
     assert len(await store.available_servers(5, now_ns)) == 1
     await store.put(make_entry("relay", 3), now_ns)  # now only a client
     assert await store.available_servers(5, now_ns) == []
+
+
+def test_small_entries_are_kept_as_they_were_read_and_large_ones_are_not(make_entry: Any) -> None:
+    """What is kept has a bound in bytes."""
+    for many, kept in ((1, True), (64, False)):
+        body = make_entry("alice", servers=tuple(f"relay {n}" for n in range(many))).to_json()
+        assert (stored_entry(body) is stored_entry(body)) is kept
+        assert stored_entry(body).to_json() == body
+
+
+def test_of_reads_that_were_not_written_down_a_bounded_number_is_remembered(now_ns: int) -> None:
+    marks = ReadMarks()
+    for number in range(READ_MARKS + 100):
+        marks.note(number.to_bytes(4, "big"), 0, now_ns)
+    taken = []
+    while some := marks.take(now_ns):
+        taken += some
+        now_ns += READ_MARKS_INTERVAL_NS
+    assert len(taken) == READ_MARKS
 
 
 # --- expiry ------------------------------------------------------------------------------------------------------------
@@ -310,6 +342,19 @@ async def test_a_flood_of_one_network_evicts_itself(
 
 
 @pytest_twisted.ensureDeferred
+async def test_a_key_counts_for_the_network_from_which_it_was_posted_last(
+    store_url: str, opened: Any, make_entry: Any, key_of: Any, now_ns: int
+) -> None:
+    store = opened(store_url, limits=StoreLimits(clients=4))
+    for n, name in enumerate(("moving", "staying", "other")):
+        await store.put(make_entry(name), now_ns + n * S, "192.0.2.1")
+    await store.put(make_entry("moving", 1), now_ns + 3 * S, poster(1))
+    for n in range(4):
+        await store.put(make_entry(f"new {n}"), now_ns + (4 + n) * S, "192.0.2.1")
+    assert await there(store, ["moving", "staying"], key_of, now_ns + 9 * S) == ["moving"]
+
+
+@pytest_twisted.ensureDeferred
 async def test_what_is_read_outlives_what_never_was(
     store_url: str, opened: Any, make_entry: Any, key_of: Any, now_ns: int
 ) -> None:
@@ -331,6 +376,22 @@ async def test_what_is_read_outlives_what_never_was(
     await store.put(make_entry("another"), later + hour + 20 * S, "192.0.2.3")
     # By now all were read: the one went that was read longest ago.
     assert await there(store, [f"client {n}" for n in range(6)], key_of, later + hour + 30 * S) == ["client 0"]
+
+
+@pytest_twisted.ensureDeferred
+async def test_an_entry_that_comes_back_after_it_expired_has_not_been_read_yet(
+    store_url: str, opened: Any, make_entry: Any, key_of: Any, now_ns: int
+) -> None:
+    store = opened(store_url, limits=StoreLimits(clients=3, base_client_ttl_s=100.0))
+    await store.put(make_entry("back"), now_ns)
+    await store.get(make_entry("back").static, now_ns)
+    await store.put(make_entry("writer"), now_ns + 20 * S)  # and the read is written down
+    await store.put(make_entry("tidy"), now_ns + 150 * S)
+    for n, (name, sequence) in enumerate((("back", 1), ("later", 0), ("last", 0))):
+        await store.put(make_entry(name, sequence), now_ns + (200 + n) * S)
+    await store.put(make_entry("new"), now_ns + 210 * S)
+    names = ["back", "later", "last", "new"]
+    assert await there(store, names, key_of, now_ns + 210 * S) == ["later", "last", "new"]
 
 
 @pytest.mark.parametrize("flooding", ["clients", "relays"])
@@ -413,11 +474,13 @@ async def test_where_no_entry_fits_a_new_one_is_refused(
     await refused(StoreFull, store.put(make_entry("relay", address="10.0.0.1:80"), now_ns))
 
 
+@pytest.mark.parametrize("limits", [StoreLimits(clients=1, relays=1), StoreLimits(clients=1, relay_bytes=1000)])
 @pytest_twisted.ensureDeferred
 async def test_a_key_that_becomes_a_relay_needs_a_relays_place(
-    store_url: str, opened: Any, make_entry: Any, key_of: Any, now_ns: int
+    store_url: str, opened: Any, make_entry: Any, key_of: Any, now_ns: int, limits: StoreLimits
 ) -> None:
-    store = opened(store_url, limits=StoreLimits(clients=1, relays=1))
+    """Two relays of the same size would take more than the bytes that there are for relays."""
+    store = opened(store_url, limits=limits)
     await store.put(make_entry("one", address="10.0.0.1:80"), now_ns)
     await store.put(make_entry("two"), now_ns + S)
     await store.put(make_entry("two", 1, address="10.0.0.2:80"), now_ns + 2 * S)
@@ -442,7 +505,9 @@ async def test_new_keys_have_a_rate_for_each_address_and_network(
     assert await store.put(make_entry("192.0.2.1 0", 1), now_ns, "192.0.2.1") is False  # known keys go on
     assert await store.put(make_entry("elsewhere"), now_ns, "192.0.3.1") is True
     assert await store.put(make_entry("of our own"), now_ns) is True  # an address that is not known has no limit
+    await refused(RateLimitedByDiscovery, store.put(make_entry("sooner"), now_ns + 9 * S, "192.0.2.1"))
     assert await store.put(make_entry("later"), now_ns + 10 * S, "192.0.2.1") is True
+    await refused(RateLimitedByDiscovery, store.put(make_entry("another"), now_ns + 10 * S, "192.0.2.1"))
     for host in ("2001:db8::1", "2001:db8::2", "2001:db8:0:0:ffff::3"):
         assert await store.put(make_entry(host), now_ns, host) is True
     await refused(RateLimitedByDiscovery, store.put(make_entry("fourth"), now_ns, "2001:db8::4"))
@@ -457,16 +522,18 @@ async def test_tombstones_are_bounded_and_fair(store_url: str, opened: Any, make
     store = opened(store_url, limits=StoreLimits(tombstones=4, new_keys_per_s=None))
     await store.put(make_entry("honest", address="10.0.0.1:80"), now_ns, "192.0.2.1")
     for n in range(9):
-        await store.put(make_entry(f"flood {n}", address="10.0.0.1:80"), now_ns + n * S, "203.0.113.1")
-    later = now_ns + 400 * S
-    for n in range(3):  # stores tidy up when something is written
-        await store.put(make_entry(f"tidy {n}", address="10.0.0.1:80"), later + n * 10 * S, "192.0.2.9")
+        await store.put(make_entry(f"flood {n}", address="10.0.0.1:80"), now_ns + (1 + 6 * n) * S, "203.0.113.1")
+    # That the oldest was read counts no more once it has expired.
+    await store.get(make_entry("flood 0").static, now_ns + 60 * S)
+    await store.put(make_entry("client"), now_ns + 60 * S, "192.0.2.9")
+    for n in range(10):  # stores tidy up when something is written
+        await store.put(make_entry(f"tidy {n}"), now_ns + (301 + 6 * n) * S, "192.0.2.9")
+    later = now_ns + 360 * S
     hints = []
     for name in ["honest", *(f"flood {n}" for n in range(9))]:
         error = await refused(EntryNotFound, store.get(make_entry(name).static, later + 30 * S))
         hints.append(error.next_sequence)
-    assert hints[0] == 1
-    assert hints.count(1) == 4
+    assert hints == [1, *[None] * 6, 1, 1, 1]
 
 
 @pytest_twisted.ensureDeferred
@@ -493,17 +560,71 @@ async def test_a_key_that_was_forgotten_begins_anew_though_nothing_else_was_writ
     assert await store.put(again, now_ns + 1500 * S) is True
 
 
+def check_file(path: str) -> None:
+    """What is counted in a file is what is there, and nothing is counted of networks that have nothing there."""
+    with sqlite3.connect(path) as file:
+        there = file.execute(
+            "SELECT kind, network, count(*), sum(bytes) FROM entries GROUP BY kind, network"
+        ).fetchall()
+        assert sorted(there) == sorted(file.execute("SELECT kind, network, entries, bytes FROM networks"))
+        for kind, entries, size in file.execute("SELECT kind, entries, bytes FROM totals"):
+            own = [row[2:] for row in there if row[0] == kind]
+            assert (entries, size) == (sum(one for one, _ in own), sum(one for _, one in own))
+    file.close()
+
+
+async def check_redis(url: str, reactor: Any) -> None:
+    """The same of a Redis, and each key is in the sets it belongs to and in no others."""
+    redis = RedisConnection(RedisAddress.parse(url), reactor)
+    rows = {
+        key: await redis.call("HMGET", key, "k", "w", "n", "x", "v") for key in await redis.call("KEYS", "dmsg:entry:*")
+    }
+    totals = await redis.call("HGETALL", "dmsg:totals")
+    counted = {name: int(value) for name, value in zip(totals[::2], totals[1::2], strict=True)}
+    for kind in range(4):
+        own = {key: row for key, row in rows.items() if row[0] == b"%d" % kind}
+        assert (counted.get(b"e%d" % kind, 0), counted.get(b"b%d" % kind, 0)) == (
+            len(own),
+            sum(int(row[2]) for row in own.values()),
+        )
+        networks = Counter[bytes]()
+        for row in own.values():
+            networks[row[1]] += int(row[2])
+        scores = await redis.call("ZRANGE", f"dmsg:networks:{kind}", 0, -1, "WITHSCORES")
+        assert {name: int(score) for name, score in zip(scores[::2], scores[1::2], strict=True)} == networks
+        for name in networks:
+            members = await redis.call("ZRANGE", f"dmsg:of:{kind}:{name.decode()}", 0, -1)
+            assert set(members) == {key for key, row in own.items() if row[1] == name}
+        expiring = await redis.call("ZRANGE", f"dmsg:expiring:{kind}", 0, -1)
+        assert set(expiring) == {key for key, row in own.items() if kind < 2 and row[3]}
+    dead = {key for key, row in rows.items() if row[0] in (b"2", b"3")}
+    assert set(await redis.call("ZRANGE", "dmsg:tombstones", 0, -1)) == dead
+    assert set(await redis.call("ZRANGE", "dmsg:servers", 0, -1)) <= {
+        key for key, row in rows.items() if row[0] == b"1" and row[4] == b"dmsg:servers"
+    }
+    await redis.close()
+
+
 @pytest_twisted.ensureDeferred
 async def test_entries_of_different_sizes_kinds_and_networks_come_and_go(
-    store_url: str, opened: Any, make_entry: Any, key_of: Any, now_ns: int
+    store_url: str, opened: Any, make_entry: Any, key_of: Any, now_ns: int, reactor: Any
 ) -> None:
     """Any mixture of operations leaves the limits kept: never a place lost, never one too many."""
+
+    async def check() -> None:
+        if store_url.startswith("sqlite:"):
+            check_file(store_url.removeprefix("sqlite:"))
+        elif store_url.startswith("redis:"):
+            await check_redis(store_url, reactor)
+
     rng = random.Random(5)
     limits = StoreLimits(clients=8, relays=4, tombstones=5, client_ttl_s=500.0, base_client_ttl_s=2000.0)
     store = opened(store_url, limits=limits)
     names = [f"key {n}" for n in range(25)]
     now = now_ns
-    for _ in range(120):
+    for number in range(120):
+        if number % 15 == 0:
+            await check()
         now += rng.randrange(60) * S
         name = rng.choice(names)
         try:
@@ -534,6 +655,7 @@ async def test_entries_of_different_sizes_kinds_and_networks_come_and_go(
     for n, name in enumerate(fresh):
         await store.put(make_entry(name, address="10.0.0.1:80" if n < 4 else ""), now, poster(n))
     assert await there(store, fresh, key_of, now) == fresh
+    await check()
 
 
 @pytest_twisted.ensureDeferred
@@ -672,13 +794,20 @@ async def test_a_file_of_version_2_is_brought_up_to_date(
     assert await store.available_servers(5, now_ns, "messaging") == [other]
 
 
+def test_a_file_is_synced_at_each_transaction(tmp_path: Path) -> None:
+    """SIGKILL shows nothing of it: what was written is in the kernel then. A power cut would."""
+    connection = store_table.connect(str(tmp_path / "entries"))
+    assert connection.execute("PRAGMA synchronous").fetchall() == [(2,)], "FULL"
+    connection.close()
+
+
 @pytest_twisted.ensureDeferred
 async def test_a_file_of_a_later_version_is_refused(opened: Any, tmp_path: Path, reactor: Any) -> None:
     await opened(f"sqlite:{tmp_path / 'entries'}").close()
     with sqlite3.connect(tmp_path / "entries") as later:
         later.execute("PRAGMA user_version = 99")
     later.close()
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match="not an entry store of this version"):
         open_store(f"sqlite:{tmp_path / 'entries'}", reactor)
 
 
@@ -752,6 +881,7 @@ import sys
 from twisted.internet import reactor, defer
 from dmsg.crypto.keys import SecretKey
 from dmsg.discovery.entry import ClientPart, Entry
+from dmsg.discovery.stores import table as store_table
 from dmsg.discovery.stores.open import open_store
 
 store = open_store("sqlite:" + sys.argv[1], reactor)
@@ -837,25 +967,33 @@ async def test_two_stores_share_a_redis(redis_url: str, opened: Any, make_entry:
     await refused(EntryNotFound, elsewhere.get(make_entry("alice").static, now_ns))
 
 
-@pytest_twisted.ensureDeferred
-async def test_a_redis_of_the_first_layout_is_brought_up_to_date(
-    reactor: Any, redis_url: str, opened: Any, make_entry: Any, key_of: Any, now_ns: int
-) -> None:
-    old = RedisConnection(RedisAddress.parse(f"{redis_url}/4"), reactor)
-    relay, ours, base = (
-        make_entry("relay", address="10.0.0.1:80"),
-        make_entry("ours", version="0.1.0"),
-        make_entry("base"),
-    )
-    for entry in (relay, ours, base, make_entry("gone", 4)):
+async def write_first_layout(url: str, reactor: Any, entries: list[Entry], now_ns: int) -> None:
+    """The rows of a Redis as the first layout had them: of a relay that lives for 300 s, clients, and tombstones."""
+    old = RedisConnection(RedisAddress.parse(url), reactor)
+    (relay,) = (entry for entry in entries if entry.server)
+    for entry in entries:
         expires = str(now_ns // 10**6 + 300_000) if entry is relay else ""
         fields = ["s", entry.sequence, "t", f"{entry.timestamp + 2**63:020}", "x", expires]
         if not entry.sequence:
             fields += ["b", entry.to_json()]
         await old.call("HSET", f"dmsg:entry:{entry.static}", *fields)
+        if entry.sequence:
+            await old.call("EXPIRE", f"dmsg:entry:{entry.static}", 10_000)
     await old.call("ZADD", "dmsg:expiring", 1, f"dmsg:entry:{relay.static}")
     await old.call("ZADD", "dmsg:servers", now_ns // 10**6 + 300_000, f"dmsg:entry:{relay.static}")
     await old.close()
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_redis_of_the_first_layout_is_brought_up_to_date(
+    reactor: Any, redis_url: str, opened: Any, make_entry: Any, key_of: Any, now_ns: int
+) -> None:
+    relay, ours, base = (
+        make_entry("relay", address="10.0.0.1:80"),
+        make_entry("ours", version="0.1.0"),
+        make_entry("base"),
+    )
+    await write_first_layout(f"{redis_url}/4", reactor, [relay, ours, base, make_entry("gone", 4)], now_ns)
     store = opened(f"{redis_url}/4", limits=StoreLimits(clients=3))
     for entry in (relay, ours, base):
         assert await store.get(entry.static, now_ns) == entry
@@ -865,6 +1003,31 @@ async def test_a_redis_of_the_first_layout_is_brought_up_to_date(
     names = ["ours", "base", "new", "relay", "gone"]
     assert await there(store, names, key_of, now_ns + 2 * S) == ["ours", "new", "relay", "gone"]
     await refused(EntryNotFound, store.get(make_entry("new").static, now_ns + 31 * 24 * 3600 * S))
+
+
+@pytest_twisted.ensureDeferred
+async def test_what_a_redis_of_the_first_layout_held_expires_as_if_it_was_posted_just_now(
+    reactor: Any, redis_url: str, opened: Any, make_entry: Any, key_of: Any, now_ns: int
+) -> None:
+    limits = StoreLimits(client_ttl_s=1000.0, base_client_ttl_s=5000.0, tombstone_ttl_s=9000.0)
+    relay = make_entry("relay", address="10.0.0.1:80")
+    clients = [make_entry("ours", version="0.1.0"), make_entry("base")]
+    await write_first_layout(f"{redis_url}/4", reactor, [relay, *clients, make_entry("gone", 4)], now_ns)
+    store = opened(f"{redis_url}/4", limits=limits)
+    names = ["relay", "ours", "base"]
+    for after_s, left in ((0, names), (299, names), (301, names[1:]), (999, names[1:]), (1001, ["base"]), (5001, [])):
+        at_ns = now_ns + after_s * S
+        await store.put(make_entry(f"writer {after_s}", timestamp=at_ns), at_ns)  # the first one brings it up to date
+        assert await there(store, names, key_of, at_ns) == left
+    by_hand = RedisConnection(RedisAddress.parse(f"{redis_url}/4"), reactor)
+    assert await by_hand.call("EXISTS", "dmsg:expiring") == 0, "nothing stays of the first layout"
+    assert await by_hand.call("TTL", f"dmsg:entry:{key_of('gone').public_key}") == -1, "Redis itself forgets none"
+    await by_hand.close()
+    for after_s, following in ((8990, 5), (9001, None)):
+        at_ns = now_ns + after_s * S
+        await store.put(make_entry(f"writer {after_s}", timestamp=at_ns), at_ns)
+        error = await refused(EntryNotFound, store.get(key_of("gone").public_key, at_ns))
+        assert error.next_sequence == following
 
 
 @pytest_twisted.ensureDeferred

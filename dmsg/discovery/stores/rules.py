@@ -107,9 +107,7 @@ class StoreLimits:
         return int(self.tombstone_ttl_s * NS_PER_S)
 
     def room(self, kind: int) -> tuple[int, int]:
-        """How many rows of ``kind`` there may be, and how many bytes of them."""
-        if kind >= TOMBSTONE:
-            return self.tombstones, self.tombstones * ROW_BYTES
+        """How many entries of ``kind`` there may be, and how many bytes of them."""
         return (self.relays, self.relay_bytes) if kind == RELAY else (self.clients, self.client_bytes)
 
 
