@@ -42,8 +42,6 @@ class Ranker:
             return 0.0
         while failures and now - failures[0] >= self._window_s:
             failures.popleft()
-        if not failures:
-            del self._failures[relay]
         return len(failures) * _HOUR_S / self._window_s
 
     def order(self, relays: Iterable[str], now: float) -> list[str]:

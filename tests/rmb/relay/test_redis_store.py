@@ -15,6 +15,7 @@ from dmsg.glue.redis import RedisConnection
 from dmsg.rmb.core.address import SessionAddress
 from dmsg.rmb.core.wire import Envelope
 from dmsg.rmb.relay.errors import StoreFull, StoreUnavailable
+from dmsg.rmb.relay.stores import redis as redis_store
 from dmsg.rmb.relay.stores.base import QueueLimits
 from dmsg.rmb.relay.stores.redis import QUEUES_OF_TWIN, RedisQueues
 from dmsg.testing.memory import MemoryNetwork
@@ -139,8 +140,11 @@ async def test_all_keys_go_by_themselves(process: Any, redis: Any) -> None:
         await push(first.store, str(number), SessionAddress(8, "x"))
     await texts(second.store)
     await attach(second, SessionAddress(9))
+    await attach(second, SessionAddress(10))
+    second.store.detach(SessionAddress(10))
+    await texts(second.store)
     keys = await redis("KEYS", "*")
-    assert len(keys) >= 6
+    assert len(keys) >= 7 and b"dmsg.rmb.queues:10" in keys
     assert [key for key in keys if await redis("TTL", key) < 0] == []
 
 
@@ -148,7 +152,10 @@ async def test_all_keys_go_by_themselves(process: Any, redis: Any) -> None:
 
 
 @pytest_twisted.ensureDeferred
-async def test_a_process_is_told_what_others_put_for_its_sessions_and_only_once_before_it_reads(process: Any) -> None:
+async def test_a_process_is_told_what_others_put_for_its_sessions_and_only_once_before_it_reads(
+    process: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_store, "SWEPT_EVERY_S", 1000.0)  # it does not find it out by itself
     first, second = process(), process()
     await attach(second)
     assert await second.store.connected(BOB) is True
@@ -174,7 +181,10 @@ async def test_a_process_is_not_told_of_what_it_puts_itself_or_others_get(proces
 
 
 @pytest_twisted.ensureDeferred
-async def test_a_session_that_connects_elsewhere_is_replaced_here(process: Any) -> None:
+async def test_a_session_that_connects_elsewhere_is_replaced_here(
+    process: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_store, "SWEPT_EVERY_S", 1000.0)  # it is told, and does not find it out by itself
     first, second = process(), process()
     await attach(first)
     assert await second.store.connected(BOB) is True
@@ -184,6 +194,17 @@ async def test_a_session_that_connects_elsewhere_is_replaced_here(process: Any) 
     await texts(first.store)
     assert await first.store.connected(BOB) is True
     assert second.replaced.pending == []
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_session_that_was_replaced_and_left_there_is_connected_nowhere(process: Any) -> None:
+    first, second = process(), process()
+    await attach(first)
+    await attach(second)
+    assert await first.replaced.get() == BOB
+    second.store.detach(BOB)
+    await texts(second.store)
+    assert await first.store.connected(BOB) is False
 
 
 @pytest_twisted.ensureDeferred
@@ -204,6 +225,66 @@ async def test_word_of_an_older_connection_elsewhere_does_not_end_the_one_that_c
     assert await first.pushed.get() == BOB
     assert first.replaced.pending == []
     assert await redis("GET", "dmsg.rmb.at:7") == inbox
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_session_that_leaves_here_stays_where_it_is_by_now(
+    process: Any, redis: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_store, "SWEPT_EVERY_S", 1000.0)
+    first = process()
+    await attach(first)
+    await redis("SET", "dmsg.rmb.at:7", "dmsg.rmb.inbox:other", "EX", 30)  # whose word has not come yet
+    first.store.detach(BOB)
+    await texts(first.store)
+    assert await redis("GET", "dmsg.rmb.at:7") == b"dmsg.rmb.inbox:other"
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_session_is_said_to_be_here_again_and_again(
+    process: Any, redis: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Redis forgets those of a process that says nothing more."""
+    monkeypatch.setattr(redis_store, "SWEPT_EVERY_S", 0.01)
+    first, second = process(), process()
+    await attach(first)
+    assert 0 < await redis("TTL", "dmsg.rmb.at:7") <= redis_store.PRESENT_S
+    await redis("DEL", "dmsg.rmb.at:7")
+    while not await second.store.connected(BOB):
+        pass
+
+
+@pytest_twisted.ensureDeferred
+async def test_each_notice_is_told_once(process: Any, redis: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redis_store, "SWEPT_EVERY_S", 1000.0)
+    only = process()
+    sessions = [SessionAddress(number) for number in range(7, 12)]
+    for session in sessions:
+        await attach(only, session)
+    inbox = await redis("GET", "dmsg.rmb.at:7")
+    await redis("LPUSH", inbox, *(f"p{session}" for session in sessions))
+    told = [await only.pushed.get() for _ in sessions]
+    for _ in range(10):
+        await texts(only.store)
+    assert sorted(told) == sorted(sessions) and only.pushed.pending == []
+
+
+@pytest.mark.parametrize(("age_s", "remembered"), [(4000, True), (0, False)])
+@pytest_twisted.ensureDeferred
+async def test_a_bounded_number_of_sessions_that_left_is_remembered(
+    process: Any, redis: Any, age_s: int, remembered: bool
+) -> None:
+    """Those that left more than an hour ago are none of them."""
+    only = process()
+    session = SessionAddress(7, "leaves")
+    await attach(only, session)
+    goes_at = int((await redis("TIME"))[0]) + 3600 - age_s
+    for number in range(redis_store.SESSIONS_OF_LATE):
+        await redis("ZADD", "dmsg.rmb.queues:7", goes_at, f"7:{number}")
+    only.store.detach(session)
+    await texts(only.store)
+    assert (await redis("ZSCORE", "dmsg.rmb.queues:7", str(session)) is not None) is remembered
+    assert await redis("ZCARD", "dmsg.rmb.queues:7") == (1 if remembered else redis_store.SESSIONS_OF_LATE)
 
 
 @pytest_twisted.ensureDeferred
@@ -248,7 +329,9 @@ async def test_a_process_that_was_killed_is_forgotten_and_others_can_have_its_se
     alive = process()
     await push(alive.store, "kept")
     assert 0 < await redis("TTL", "dmsg.rmb.inbox:dead") <= 60
+    await redis("DEL", "dmsg.rmb.inbox:dead")
     await attach(alive)
+    assert 0 < await redis("TTL", "dmsg.rmb.inbox:dead") <= 60, "it is told that the session is here now"
     assert await texts(alive.store) == ["kept"]
     assert await alive.store.connected(BOB) is True
 
@@ -331,6 +414,33 @@ async def test_a_redis_with_too_much_in_it_takes_nothing_more(process: Any) -> N
 
 
 @pytest_twisted.ensureDeferred
+async def test_the_size_of_a_redis_is_asked_for_once_a_second(address: RedisAddress, redis: Any, reactor: Any) -> None:
+    async def asked() -> int:
+        _, _, count = (await redis("INFO", "commandstats")).partition(b"cmdstat_info:calls=")
+        return int(count.split(b",")[0] or 0) if count else 0
+
+    class AtATime:
+        """The reactor, at the time that it is told."""
+
+        now = 5.0
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(reactor, name)
+
+        def seconds(self) -> float:
+            return self.now
+
+    clock = AtATime()
+    store = RedisQueues(address, clock)
+    before = await asked()
+    for now in (5.0, 5.0, 5.9, 5.9, 6.0, 6.9):
+        clock.now = now
+        await push(store)
+    assert await asked() - before == 2 + 1, "with our own question"
+    await store.close()
+
+
+@pytest_twisted.ensureDeferred
 async def test_a_redis_without_memory_is_full(process: Any, redis: Any) -> None:
     await redis("CONFIG", "SET", "maxmemory", "1")
     try:
@@ -372,6 +482,46 @@ async def test_entries_too_old_to_be_delivered_make_room(process: Any, redis: An
         await redis("XADD", "stream:7", f"{NOW}000-{number}", "_", envelope("old"))
     await push(store, "new")
     assert await texts(store) == ["new"]
+
+
+@pytest_twisted.ensureDeferred
+async def test_entries_too_old_to_be_delivered_make_room_also_beside_new_ones(process: Any, redis: Any) -> None:
+    store = process(queue_envelopes=10).store
+    for number in range(9):
+        await redis("XADD", "stream:7", f"{NOW}000-{number}", "_", envelope("old"))
+    await redis("XADD", "stream:7", "*", "_", envelope("first"))
+    await push(store, "second")
+    assert await texts(store) == ["first", "second"]
+
+
+@pytest_twisted.ensureDeferred
+async def test_queues_of_a_twin_that_are_gone_do_not_count(process: Any, redis: Any) -> None:
+    store = process().store
+    for number in range(QUEUES_OF_TWIN):
+        await redis("ZADD", "dmsg.rmb.queues:7", 1000 + number, f"7:{number}")
+    await push(store, "x", SessionAddress(7, "new"))
+    assert await redis("ZCARD", "dmsg.rmb.queues:7") == 1
+
+
+@pytest_twisted.ensureDeferred
+async def test_the_hour_of_a_sender_does_not_begin_anew_with_what_it_sends(process: Any, redis: Any) -> None:
+    store = process().store
+    await push(store, source=666)
+    assert 3590 < await redis("TTL", "dmsg.rmb.from:666") <= 3600
+    await redis("EXPIRE", "dmsg.rmb.from:666", 100)
+    await push(store, source=666)
+    assert await redis("TTL", "dmsg.rmb.from:666") <= 100
+
+
+@pytest_twisted.ensureDeferred
+async def test_what_was_refused_does_not_count_for_its_sender(process: Any) -> None:
+    store = process(source_bytes=50_000).store
+    for _ in range(3):
+        with pytest.raises(StoreFull) as caught:
+            await push(store, source=666, size=60_000)
+        assert caught.value.scope == "source"
+    await push(store, "fits", source=666, size=40_000)
+    assert await texts(store) == ["fits"]
 
 
 @pytest_twisted.ensureDeferred

@@ -350,6 +350,27 @@ async def test_a_full_store_has_no_more_in_memory_than_it_counts(
 
 
 @pytest_twisted.ensureDeferred
+async def test_nothing_stays_in_memory_of_sessions_twins_and_senders_whose_envelopes_are_gone(reactor: Any) -> None:
+    """Names of sessions cost nothing."""
+    store = memory(reactor)
+
+    async def come_and_go(round_: int) -> int:
+        for number in range(1000):
+            session = SessionAddress(1 + number + 1000 * round_, f"{number}".ljust(128, "n"))
+            await store.push(session, envelope(), NOW, NOW + 300, number + 1000 * round_)
+            (stored,) = await store.read(session, None, 1, SOME, NOW)
+            await store.delete(session, [stored.id])
+        return tracemalloc.get_traced_memory()[0]
+
+    tracemalloc.start()
+    try:
+        before = await come_and_go(1)
+        assert await come_and_go(2) - before < 20_000
+    finally:
+        tracemalloc.stop()
+
+
+@pytest_twisted.ensureDeferred
 async def test_expired_envelopes_leave_their_room_to_others(reactor: Any) -> None:
     store = memory(reactor, queue_envelopes=10)
     for number in range(10):

@@ -348,12 +348,12 @@ class RedisQueues:
 
     def detach(self, session: SessionAddress) -> None:
         """See :class:`~dmsg.rmb.relay.stores.base.QueueStore`."""
-        if self._attached.pop(session, None) is not None and not self._closed:
+        if self._attached.pop(session, None) is not None:
             keys = [_at(session), _queues(session)]
             gone = Deferred.fromCoroutine(
                 self._eval(_DETACH, keys, self._inbox, str(session), int(KEPT_S), SESSIONS_OF_LATE)
             )
-            gone.addErrback(lambda failure: failure.trap(StoreError))  # Redis forgets it by itself
+            gone.addErrback(lambda failure: failure.trap(StoreError))  # away, or closed: Redis forgets it by itself
 
     def connected(self, session: SessionAddress) -> Deferred[bool]:
         """See :class:`~dmsg.rmb.relay.stores.base.QueueStore`."""
