@@ -153,7 +153,6 @@ class Shipper:
         self._running = False
         if self._call is not None and self._call.active():
             self._call.cancel()
-        self._call = None
         for reason, count in self._warnings.rest().items():
             _log.warn("{count} more failures were not logged: {reason}", count=count, reason=reason)
 

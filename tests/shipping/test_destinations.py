@@ -99,6 +99,13 @@ KINDS: dict[str, Callable[[Path], Destination]] = {
 kinds = pytest.mark.parametrize("kind", KINDS)
 
 
+def test_a_file_is_known_by_the_digests_that_stores_tell(content: tuple[str, Content]) -> None:
+    _, what = content
+    data = Path(what.path).read_bytes()
+    assert (what.size_bytes, what.sha256) == (len(data), hashlib.sha256(data).hexdigest())
+    assert what.md5 == hashlib.md5(data).hexdigest(), "without it each object would be read back"
+
+
 @kinds
 def test_content_arrives_and_may_be_delivered_again(kind: str, tmp_path: Path, content: tuple[str, Content]) -> None:
     root = tmp_path / "landing"
@@ -130,14 +137,17 @@ def test_other_content_is_never_written_over(
     assert everything(root) == {path: there}
 
 
+@pytest.mark.parametrize("left_bytes", [b"half of", bytes(1 << 20)], ids=["less", "more"])
 @pytest.mark.parametrize("kind", ["local", "arrow", "plain"])
-def test_what_a_killed_shipper_left_is_tidied_up(kind: str, tmp_path: Path, content: tuple[str, Content]) -> None:
+def test_what_a_killed_shipper_left_is_tidied_up(
+    kind: str, tmp_path: Path, content: tuple[str, Content], left_bytes: bytes
+) -> None:
     root = tmp_path / "landing"
     path, what = content
     folder, name = os.path.split(path)
     (root / folder).mkdir(parents=True)
     left = f".{name}.staging" if kind == "local" else f".{name}.ffee.staging"
-    (root / folder / left).write_bytes(b"half of")
+    (root / folder / left).write_bytes(left_bytes)
     KINDS[kind](root).deliver(path, what)
     assert everything(root) == {path: Path(what.path).read_bytes()}
 
@@ -150,6 +160,40 @@ def test_killed_between_the_two_names_of_a_file(tmp_path: Path, content: tuple[s
     os.link(root / path, f"{folder}/.{name}.staging")
     open_at(root).deliver(path, what)
     assert list(everything(root)) == [path]
+
+
+def test_a_local_file_is_on_the_disk_before_it_has_its_name_and_then_its_name_is(
+    tmp_path: Path, content: tuple[str, Content], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The source is removed after that, and a power cut must not take both."""
+    path, what = content
+    steps: list[str] = []
+    sync, link = os.fsync, os.link
+
+    def synced(descriptor: int) -> None:
+        steps.append(f"sync {os.readlink(f'/proc/self/fd/{descriptor}')}")
+        sync(descriptor)
+
+    def linked(source: str, final: str) -> None:
+        steps.append("link")
+        link(source, final)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "link", linked)
+    root = tmp_path / "landing"
+    open_at(root).deliver(path, what)
+    folder, name = os.path.split(root / path)
+    assert steps[-3:] == [f"sync {folder}/.{name}.staging", "link", f"sync {folder}"]
+    assert f"sync {root}" in steps, "the folders, too"
+
+
+def test_a_name_that_another_shipper_has_given_meanwhile_is_as_good(tmp_path: Path) -> None:
+    destination = LocalDestination(str(tmp_path))
+    with pytest.raises(FileNotFoundError):
+        destination.publish(str(tmp_path / ".x.staging"), str(tmp_path / "x"))
+    (tmp_path / "x").write_bytes(b"theirs")
+    destination.publish(str(tmp_path / ".x.staging"), str(tmp_path / "x"))
+    assert (tmp_path / "x").read_bytes() == b"theirs"
 
 
 @kinds
@@ -386,6 +430,8 @@ def test_exceptions_of_libraries_become_reasons(tmp_path: Path, content: tuple[s
         (TimeoutError("late"), "unreachable"),
         (ConnectionResetError("gone"), "unreachable"),
         (OSError(errno.ENOSPC, "full"), "no_space"),
+        (OSError(errno.EHOSTUNREACH, "no route"), "unreachable"),
+        (OSError(errno.ESTALE, "the server of the file system is another one"), "unreachable"),
         (EndpointConnectionError("where"), "unreachable"),
         (RuntimeError("sftp://me:hunter2@host/ hunter2 said no"), "failed"),
     ]

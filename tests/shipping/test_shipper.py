@@ -336,6 +336,83 @@ def test_stopping_begins_nothing_more_and_lets_the_rest_finish(bench: Bench, eve
     assert len(landed(bench.landing)) == 2 and len(list(bench.events_dir.rglob("*.zst"))) == 3
 
 
+class Held:
+    """Work that is done when the test says so."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[Callable[[], Any], Deferred[Any]]] = []
+
+    def __call__(self, function: Callable[[], Any]) -> Deferred[Any]:
+        done: Deferred[Any] = Deferred()
+        self.waiting.append((function, done))
+        return done
+
+    def go(self) -> None:
+        """Do what has waited longest."""
+        function, done = self.waiting.pop(0)
+        execute(function).chainDeferred(done)
+
+
+def test_who_waits_for_the_attempts_under_way_is_told_when_the_last_one_has_ended(
+    bench: Bench, event_file: Any
+) -> None:
+    for number in range(3):
+        event_file(bench.events_dir, number)
+    held = Held()
+    shipper = bench.start(in_thread=held, parallel=2)
+    assert shipper.problem == "starting"
+    held.go()
+    assert shipper.problem == "" and shipper.in_flight == 2
+    shipper.stop()
+    waited = Deferred.fromCoroutine(shipper.when_none_in_flight(30))
+    held.go()
+    assert shipper.in_flight == 1 and not waited.called
+    held.go()
+    assert shipper.in_flight == 0 and waited.called
+    assert not bench.clock.getDelayedCalls(), "a shipper that was stopped begins nothing more"
+    assert Deferred.fromCoroutine(shipper.when_none_in_flight(30)).called
+
+
+def test_with_once_there_is_nothing_to_come_back_for_while_the_last_files_are_under_way(
+    bench: Bench, event_file: Any
+) -> None:
+    event_file(bench.events_dir)
+    held = Held()
+    shipper = bench.start(in_thread=held, once=True)
+    held.go()
+    assert shipper.in_flight == 1 and not bench.clock.getDelayedCalls()
+    held.go()
+    assert shipper.done.result is True
+
+
+def test_events_tell_how_long_an_attempt_took(bench: Bench, event_file: Any) -> None:
+    event_file(bench.events_dir)
+    held = Held()
+    bench.clock.advance(1000)
+    bench.start(in_thread=held)
+    held.go()
+    bench.target.error = lambda path: ShippingError("unreachable", "no route")
+    bench.clock.advance(2.5)
+    held.go()
+    bench.target.error = lambda path: None
+    bench.clock.advance(5)
+    bench.clock.advance(1.5)
+    held.go()
+    assert [event.elapsed_ms for event in bench.events.of(FileShipped)] == [2500, 1500]
+
+
+def test_what_is_no_file_of_a_log_is_told_of_when_it_comes_and_not_when_it_goes(
+    bench: Bench, warned: list[str]
+) -> None:
+    (bench.events_dir / "notes").write_text("not ours")
+    shipper = bench.start()
+    bench.run(60)
+    assert shipper.gauges()["foreign_files"] == len(warned) == 1
+    (bench.events_dir / "notes").unlink()
+    bench.run(60)
+    assert shipper.gauges()["foreign_files"] == 0 and len(warned) == 1
+
+
 def test_two_shippers_on_one_directory_do_no_harm(bench: Bench, event_file: Any, landed: Any) -> None:
     """The other has looked at the same files, and ships each one in the midst of ours."""
     for number in range(4):

@@ -42,6 +42,19 @@ def test_only_finished_files_are_found(tmp_path: Path, event_file: Any) -> None:
     assert found.foreign == len(foreign) + 4 and found.damaged == 0
 
 
+def test_folders_that_are_none_of_a_log_are_left_as_they_are(tmp_path: Path, event_file: Any) -> None:
+    good = event_file(tmp_path)
+    now = time.time()
+    others = [tmp_path / "backup" / "a" / "b", good.parent / "deeper", good.parents[1] / "minute=1"]
+    for each in others:
+        each.mkdir(parents=True)
+        os.utime(each, (now, now - EMPTY_FOLDER_S - 1))
+    event_file(tmp_path / "backup")
+    found = scan(str(tmp_path), now)
+    assert [one.path for one in found.files] == [relative(good, tmp_path)]
+    assert found.foreign == len(others) and all(each.is_dir() for each in others)
+
+
 def test_a_directory_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="nowhere"):
         scan(str(tmp_path / "nowhere"), NOW)
