@@ -19,7 +19,7 @@ from zope.interface import implementer
 
 from dmsg.address import HostPort
 from dmsg.crypto.keys import SecretKey
-from dmsg.discovery.entry import Entry, ServerPart
+from dmsg.discovery.entry import DMSG, Entry, ServerPart
 from dmsg.discovery.errors import DiscoveryUnavailable, EntryNotFound
 from dmsg.interfaces import IDiscovery
 from dmsg.relays import state as module
@@ -218,6 +218,9 @@ def test_each_key_has_a_file_for_each_discovery_whose_name_tells_neither(tmp_pat
     paths = {state_file(str(tmp_path), key.public_key, url) for key in KEYS[:3] for url in ("", "http://a", "http://b")}
     assert len(paths) == 9 and {path.parent for path in paths} == {tmp_path}
     assert not any(str(key.public_key)[:8] in path.name for key in KEYS[:3] for path in paths)
+    protocols = {state_file(str(tmp_path), ME.public_key, "http://a", name) for name in (DMSG, "messaging", "other")}
+    assert len(protocols) == 3 and not protocols & paths
+    assert state_file(str(tmp_path), ME.public_key, "http://a") in protocols
     assert state_file("none", ME.public_key, "") is None
 
 
