@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 
 from dmsg.cli.files.disk import reserve
-from dmsg.cli.files.parts import RESERVE_BYTES, PartFile, PartStore
+from dmsg.cli.files.parts import KEPT_S, PARTS_PER_SENDER, RESERVE_BYTES, PartFile, PartStore
 
 MIB = 1 << 20
 SENDER = "02" * 33
@@ -89,6 +90,58 @@ def test_a_file_system_that_sets_nothing_aside_is_asked_once(tmp_path):
     part.publish(overwrite=False)
     part.close()
     assert (tmp_path / "a").read_bytes() == b"3" * 6 * MIB
+
+
+def test_a_write_that_the_system_cuts_short_goes_on_behind_what_was_written(tmp_path, monkeypatch):
+    """As on a disk that is almost full, or of a process that gets a signal."""
+    write, write_all = os.pwrite, os.pwritev
+    monkeypatch.setattr(os, "pwritev", lambda descriptor, pieces, at: write_all(descriptor, [pieces[0][:3]], at))
+    monkeypatch.setattr(os, "pwrite", lambda descriptor, data, at: write(descriptor, data[:4], at))
+    part, path = begin(PartStore(tmp_path), 100)
+    part.append(b"0123456789")
+    part.append(b"ab", b"", b"cdefghijklmno")
+    assert path.read_bytes() == b"0123456789abcdefghijklmno"
+    assert part.sha256 == hashlib.sha256(path.read_bytes()).hexdigest() and part.offset == 25
+    part.close()
+
+
+def test_a_file_is_on_the_disk_before_it_has_its_name_and_then_its_name_is(tmp_path, monkeypatch):
+    """Its sender is told that it may delete it."""
+    steps = []
+    sync, link = os.fsync, os.link
+
+    def synced(descriptor: int) -> None:
+        steps.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        sync(descriptor)
+
+    def linked(source: Path, final: Path) -> None:
+        steps.append("link")
+        link(source, final)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "link", linked)
+    part, path = begin(PartStore(tmp_path), 5)
+    part.append(b"whole")
+    part.publish(overwrite=False)
+    part.close()
+    assert steps == [str(path), "link", str(tmp_path)]
+
+
+def test_parts_that_are_removed_leave_no_descriptor_and_no_folder(tmp_path):
+    before = set(os.listdir("/proc/self/fd"))
+    clock = [1e9]
+    store = PartStore(tmp_path, clock=lambda: clock[0])
+    for number in range(PARTS_PER_SENDER + 4):
+        part = store.open(SENDER, f"{number}")
+        part.load(10)
+        part.append(b"begun")
+        part.close()
+        os.utime(store.path(SENDER, f"{number}"), (clock[0], clock[0]))
+    assert len(list(store.folder.iterdir())) == PARTS_PER_SENDER
+    assert set(os.listdir("/proc/self/fd")) == before
+    clock[0] += KEPT_S + 1
+    store.sweep()
+    assert not store.folder.exists() and set(os.listdir("/proc/self/fd")) == before
 
 
 def test_what_is_no_file_has_nothing_set_aside():

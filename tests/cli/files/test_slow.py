@@ -53,7 +53,14 @@ class Reactor(Clock):
         return self
 
     def callInThreadWithCallback(self, done: Callable[[bool, Any], None], work: Callable[[], Any]) -> None:
-        self._held.append(lambda: done(True, work()))
+        def do() -> None:
+            try:
+                result: tuple[bool, Any] = True, work()
+            except Exception:
+                result = False, Failure()
+            done(*result)
+
+        self._held.append(do)
         if not self.hold:
             self.work()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import time
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
@@ -21,10 +22,11 @@ from dmsg.cli.files import quota as quota_module
 from dmsg.cli.files.parts import FOLDER, KEPT_S, PARTS_LIMIT, PARTS_PER_SENDER, PartStore
 from dmsg.cli.files.places import MAX_TRANSFERS, TRANSFERS_PER_SENDER, Places
 from dmsg.cli.files.quota import FILES_PER_SENDER, SHARE_PERIOD_S, Quota
-from dmsg.cli.files.receive import Receiver, Rules
+from dmsg.cli.files.receive import FIRST_OFFER_TIMEOUT_S, SWEEP_INTERVAL_S, Receiver, Rules
 from dmsg.cli.files.send import run_send
 from dmsg.cli.files.small import WAITING_LIMIT
 from dmsg.cli.files.store import start_in_thread
+from dmsg.cli.files.talk import HASH_TIMEOUT_S
 from dmsg.cli.files.wire import (
     BEGUN_LIMIT_BYTES,
     WHOLE_LIMIT_BYTES,
@@ -375,6 +377,57 @@ def test_a_transport_that_is_lost_while_many_small_files_wait_for_the_disk_leave
     sender.say(small)
     assert sender.heard == encode(Done())
     sender.abortConnection()
+
+
+def test_a_stranger_that_says_nothing_loses_its_transport_and_its_place(still):
+    reactor, receiver = still
+    strangers = [Stranger(reactor, receiver) for _ in range(TRANSFERS_PER_SENDER)]
+    reactor.advance(FIRST_OFFER_TIMEOUT_S - 0.1)
+    assert not any(stranger.lost for stranger in strangers)
+    reactor.advance(0.2)
+    assert all(stranger.lost for stranger in strangers)
+    for number in range(TRANSFERS_PER_SENDER):
+        strangers[number] = Stranger(reactor, receiver)
+        strangers[number].say(encode(offer(f"{number}", 1000)))
+    reactor.advance(HASH_TIMEOUT_S - 1)
+    assert not any(stranger.lost for stranger in strangers)
+    reactor.advance(2)
+    assert all(stranger.lost for stranger in strangers)
+    Stranger(reactor, receiver).abortConnection()
+
+
+def test_the_older_transport_of_a_sender_that_comes_again_is_cut_off(inbox, still):
+    first, second = Stranger(*still), Stranger(*still)
+    data = b"all of it"
+    for sender in (first, second):
+        sender.say(encode(offer("a", len(data))))
+    assert first.lost and second.heard and not second.lost
+    second.abortConnection()
+
+
+def test_a_sender_that_comes_again_while_its_part_is_looked_at_goes_on_with_it(still):
+    reactor, _ = still
+    reactor.hold = True
+    first, second = Stranger(*still), Stranger(*still)
+    for sender in (first, second):
+        sender.say(encode(offer("a", 1000)))
+    reactor.hold = False
+    reactor.work()
+    assert first.lost and second.heard == encode(Have(0, sha256(b"")))
+    second.abortConnection()
+
+
+def test_parts_that_are_too_old_are_removed_each_hour(inbox, still):
+    reactor, receiver = still
+    for _ in range(3):
+        store = PartStore(inbox)
+        leave(store, "02ab", "old", b"x", time.time() - KEPT_S - 60)
+        reactor.advance(SWEEP_INTERVAL_S / 2)
+        assert store.path("02ab", "old").exists()
+        reactor.advance(SWEEP_INTERVAL_S / 2)
+        assert not store.folder.exists()
+    receiver.stop()
+    assert not reactor.getDelayedCalls()
 
 
 @pytest_twisted.ensureDeferred
