@@ -474,6 +474,20 @@ def test_the_acknowledgement_of_a_small_message_waits_for_an_answer_but_not_for_
     assert alice.connection.handle_timeout(HELD_S) == [] and alice.sent() == []
 
 
+def test_data_that_came_with_an_acknowledgement_is_acknowledged_before_it_is_read() -> None:
+    alice = in_state("open")
+    far = alice.far
+    assert far is not None
+    far.ack_due = True
+    far.pending.append(b"answer")
+    assert alice.say((ACK, alice.stream.id, far.next_fwd(100)[1])) == [DataReceived(alice.stream, b"answer")]
+    due_s = alice.connection.next_timeout()
+    assert due_s == HELD_S
+    alice.connection.handle_timeout(due_s)
+    [(kind, _, payload)] = alice.sent()
+    assert kind == ACK and far.receive_ack(payload) == b"" and far.drained
+
+
 @pytest.mark.parametrize("case", ["much data", "its last", "closing", "our last", "over"])
 def test_an_acknowledgement_that_no_answer_can_take_along_does_not_wait(case: str) -> None:
     alice = in_state("open")
@@ -577,6 +591,38 @@ def test_data_behind_the_proof_comes_with_an_acknowledgement() -> None:
         Confirmed(alice.stream),
         DataReceived(alice.stream, b"data"),
     ]
+
+
+def test_the_acknowledgement_of_an_end_is_told_once() -> None:
+    alice = in_state("open")
+    far = alice.far
+    assert far is not None
+    alice.connection.end(alice.stream)
+    [(_, _, end)] = alice.sent()
+    far.receive_fwd(end, 0, len(end))
+    assert alice.say((ACK, alice.stream.id, far.take_ack()[HEADER_BYTES:])) == [EndAcked(alice.stream)]
+    for data in (b"more", b"and more"):
+        far.ack_due = True
+        far.pending.append(data)
+        assert alice.say((ACK, alice.stream.id, far.next_fwd(100)[1])) == [DataReceived(alice.stream, data)]
+
+
+def test_what_came_before_a_frame_that_ends_the_connection_has_happened() -> None:
+    alice = in_state("open")
+    far = alice.far
+    assert far is not None
+    far.pending.append(b"data")
+    with pytest.raises(RemoteProtocolError) as caught:
+        alice.say((FWD, alice.stream.id, far.next_fwd(100)[1]), (OK, 0, b""))
+    assert caught.value.events == [DataReceived(alice.stream, b"data")]
+
+    alice = Alice()
+    alice.requested()
+    message = alice.stream.request[REQUEST_BYTES:]
+    answer, _ = SecureResponder(BOB, ALICE.public_key, SERVER.public_key, message).answer()
+    with pytest.raises(RemoteProtocolError) as caught:
+        alice.say((ACCEPT, alice.stream.id, alice.stream.request[:REQUEST_BYTES] + answer), (OK, 0, b""))
+    assert [type(event) for event in caught.value.events] == [StreamOpened]
 
 
 def test_what_comes_with_an_acknowledgement_for_a_closed_application_is_not_taken() -> None:

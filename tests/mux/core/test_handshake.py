@@ -131,6 +131,13 @@ def test_any_bytes_at_any_stage_raise_nothing_but_a_protocol_error(stage: int, d
     assert core.data_to_send() == b""
 
 
+@pytest.mark.parametrize("second", [b"", bytes(49), bytes(65)], ids=["empty", "as message 1", "as message 3"])
+def test_a_message_that_does_not_wait_for_the_answer_is_a_protocol_error(second: bytes) -> None:
+    core = server()
+    with pytest.raises(RemoteProtocolError, match="out of turn"):
+        core.receive_data(client().data_to_send() + packet(second), 0.0)
+
+
 @pytest.mark.parametrize("stage", [0, 1, 2])
 def test_which_message_was_bad_is_part_of_the_reason(stage: int) -> None:
     _, core = stages()[stage]

@@ -245,3 +245,36 @@ def test_a_clock_that_is_set_back_leaves_neither_a_queue_nor_half_a_window(round
     simulation.run(10.0)
     assert simulation.run(20.0) > 0.9
     assert max(simulation.waits) < round_trip_s
+
+
+def test_of_a_round_with_half_a_window_the_shortest_trip_counts_not_the_last():
+    """Data that waited for another reason while it was measured would pass for the path's own length otherwise."""
+    now = [0.0]
+    window = PathWindow(lambda: now[0])
+    stream = Stream()
+
+    def sent():
+        size = window.window_bytes
+        return window.sent(stream, size, size), size
+
+    def trip(seconds):
+        frame = sent()
+        now[0] += seconds
+        window.acknowledged(*frame)
+
+    trip(0.050)
+    while now[0] < 1.0:
+        trip(0.058)
+    full_bytes = window.window_bytes
+    first = sent()
+    now[0] += 0.007
+    second = sent()
+    now[0] += 0.050
+    window.acknowledged(*first)
+    assert window.window_bytes == full_bytes // 2, "it is measured"
+    now[0] += 0.001
+    window.acknowledged(*second)
+    trip(0.080)
+    assert window.window_bytes == full_bytes
+    trip(0.060)
+    assert window.window_bytes <= full_bytes, "data has waited again"
