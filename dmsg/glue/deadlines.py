@@ -111,8 +111,6 @@ class Deadlines:
             stuck()
 
     def _set(self, name: str, delay_s: float, call: Callable[..., None], *arguments: object) -> None:
-        self._cancel(name)
-
         def due() -> None:
             del self._calls[name]
             call(*arguments)

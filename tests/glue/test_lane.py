@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from typing import Any
 
+import pytest
 from twisted.internet.defer import Deferred
 
 from dmsg.errors import DmsgError
@@ -61,6 +62,21 @@ def test_without_a_thread_a_job_fails_and_the_next_one_works_when_there_is_one_a
     pool.is_full = False
     assert outcome(lane.submit(lambda connection: 2)) == 2
     assert outcome(lane.close()) is None
+
+
+def test_the_connection_is_closed_behind_what_waits_and_takes_nothing_more() -> None:
+    pool = Pool()
+    lane = lane_on(pool)
+    connection = outcome(lane.submit(lambda connection: connection))
+    pool.hold = True
+    last = lane.submit(lambda connection: connection.execute("SELECT 7").fetchall())
+    closed = [lane.close(), lane.close()]
+    assert isinstance(outcome(lane.submit(lambda connection: 1)), Unavailable)
+    assert not any(one.called for one in (last, *closed))
+    pool.run()
+    assert [outcome(one) for one in (last, *closed)] == [[(7,)], None, None]
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        connection.execute("SELECT 1")
 
 
 def test_what_came_meanwhile_is_answered_too_when_there_is_no_thread_for_it() -> None:

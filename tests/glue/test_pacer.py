@@ -55,6 +55,31 @@ def test_cheap_work_takes_no_turn() -> None:
     assert done == ["cheap", "expensive", "a", "b", "c"]
 
 
+def test_work_that_is_put_off_has_one_series_of_turns_however_much_there_is() -> None:
+    clock, done = Turns(), list[str]()
+    pacer = Pacer(clock)
+    for number in range(3):
+        pacer.later(noting(done, f"{number}", expensive=True))
+    assert done == [] and len(clock.getDelayedCalls()) == 1
+    progress = []
+    for _ in range(6):
+        clock.advance(1)
+        progress.append(len(done))
+    assert progress == [1, 1, 2, 2, 3, 3]
+
+
+def test_what_waited_when_it_was_stopped_is_forgotten() -> None:
+    clock, done = Turns(), list[str]()
+    pacer = Pacer(clock)
+    pacer.submit(noting(done, "first", expensive=True))
+    pacer.submit(noting(done, "waits", expensive=True))
+    pacer.stop()
+    pacer.submit(noting(done, "new", expensive=True))
+    for _ in range(4):
+        clock.advance(1)
+    assert done == ["first", "new"]
+
+
 def test_nothing_happens_after_stop() -> None:
     clock, done = Turns(), list[str]()
     pacer = Pacer(clock)

@@ -84,6 +84,23 @@ def test_commands_are_sent_without_waiting_for_replies(world: Any) -> None:
     assert isinstance(found[1][0], RedisRefused) and found[1][0].reason == "WRONGTYPE x"
 
 
+@pytest.mark.parametrize(
+    ("answer", "again"), [(b"-NOSCRIPT no matching script\r\n", True), (b"-ERR in the midst of it\r\n", False)]
+)
+def test_a_script_is_run_again_only_if_it_was_not_known(world: Any, answer: bytes, again: bool) -> None:
+    world.listen()
+    found = world.outcome(world.redis.eval("return 7", ["key"], 1))
+    world.settle()
+    [server] = world.servers
+    assert server.received.count(b"EVALSHA\r\n") == 1
+    server.transport.write(answer)
+    world.settle()
+    assert server.received.count(b"EVAL\r\n") == again
+    server.transport.write(b":7\r\n" if again else b"")
+    world.settle()
+    assert found == [7] if again else isinstance(found[0], RedisRefused)
+
+
 def test_a_server_that_is_away_is_asked_again_and_what_waits_goes_out(world: Any) -> None:
     early = world.outcome(world.redis.call("GET", "a", wait_s=1.0))
     late = world.outcome(world.redis.call("GET", "b", wait_s=60.0))

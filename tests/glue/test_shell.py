@@ -150,3 +150,71 @@ def test_a_close_that_waits_ends_at_once_if_the_connection_fails() -> None:
     shell.close(first)
     shell.fail(DmsgError("second"))
     assert transport.disconnecting and transport.value() == b"" and shell.error is first
+
+
+class Loaded(Saying):
+    """A core that may have more answers waiting than it should."""
+
+    overloaded = False
+
+
+def test_reading_stops_only_while_answers_pile_up_in_front_of_a_network_that_takes_nothing() -> None:
+    """Two ends that read nothing as soon as they cannot write would wait for each other for ever."""
+    core, transport = Loaded(b""), StringTransport()
+    shell = Shell(core, Calm(), Clock())
+    shell.makeConnection(transport)
+    shell.pauseProducing()
+    for overloaded, state in ((False, "producing"), (True, "paused"), (False, "producing")):
+        core.overloaded = overloaded  # type: ignore[misc]
+        shell.flush()
+        assert transport.producerState == state
+    core.overloaded = True  # type: ignore[misc]
+    shell.flush()
+    shell.resumeProducing()
+    assert transport.producerState == "producing"
+
+
+class Noting(Calm):
+    """An owner that notes what it is told, and answers each event."""
+
+    def __init__(self) -> None:
+        self.told: list[object] = []
+
+    def handle_events(self, shell: Shell, events: Sequence[object]) -> None:
+        self.told += events
+        assert isinstance(shell.core, Saying)
+        shell.core.said = b"answer"
+        shell.flush()
+        self.told.append(shell.transport.value())  # type: ignore[union-attr]
+
+    def after_read(self, shell: Shell) -> None:
+        self.told.append("read")
+        shell.flush()
+
+
+class Eventful(Saying):
+    """A core to which something happens whatever it is called for."""
+
+    def receive_data(self, data: bytes, now: float) -> Sequence[object]:
+        return ["came"]
+
+    def handle_timeout(self, now: float) -> Sequence[object]:
+        self.due = None
+        return ["late"]
+
+
+def test_what_events_lead_to_is_written_when_all_of_a_read_was_handled() -> None:
+    owner, transport = Noting(), StringTransport()
+    shell = Shell(Eventful(b""), owner, Clock())
+    shell.makeConnection(transport)
+    shell.dataReceived(b"data")
+    assert owner.told == ["came", b"", "read"] and transport.value() == b"answer"
+
+
+def test_what_happens_when_a_time_is_over_is_told() -> None:
+    clock, core, owner = Clock(), Eventful(b""), Noting()
+    core.due = 5.0
+    shell = Shell(core, owner, clock)
+    shell.makeConnection(StringTransport())
+    clock.advance(5.0)
+    assert [what for what in owner.told if isinstance(what, str)] == ["late", "read"]

@@ -22,7 +22,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from dmsg.glue.shell import Shell
-from dmsg.glue.sockets import LARGE_READERS, READ_BYTES, SMALL_READ_BYTES, DirectWriter, direct_reader
+from dmsg.glue.sockets import LARGE_READERS, READ_BYTES, SMALL_READ_BYTES, DirectWriter, direct_reader, direct_sender
 from dmsg.glue.websocket import WebSocketShell
 from dmsg.rmb.relay.limits import RelayLimits
 from dmsg.sansio.core import Core
@@ -63,6 +63,7 @@ async def test_a_silent_peer_is_given_up_when_it_has_not_answered_its_probes():
     shell = Shell(cast(Core, Nothing()), cast(Any, Nothing()), cast(Any, reactor))
     async with far_socket(shell):
         options = cast(Any, shell.transport).getHandle()
+        assert options.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
         idle_s, pause_s, probes, limit_ms = (
             options.getsockopt(socket.IPPROTO_TCP, getattr(socket, f"TCP_{name}"))
             for name in ("KEEPIDLE", "KEEPINTVL", "KEEPCNT", "USER_TIMEOUT")
@@ -88,6 +89,17 @@ def test_what_is_written_is_there_before_the_reactor_turns(connected):
     for number in range(3):
         write(b"message %d" % number)
         assert far.recv(100) == b"message %d" % number
+
+
+@pytest_twisted.ensureDeferred
+async def test_nothing_goes_past_a_transport_that_has_something_to_write(connected):
+    line, far = connected
+    assert direct_sender(line.transport) is not None
+    line.transport.write(b"first")
+    assert direct_sender(line.transport) is None, "it is written when the reactor turns"
+    while direct_sender(line.transport) is None:
+        await deferLater(reactor, 0)
+    assert far.recv(100) == b"first"
 
 
 @pytest_twisted.ensureDeferred

@@ -211,8 +211,8 @@ class World:
 
     def deliver(self) -> None:
         if not self.line.is_over and not self.peer_ended:
-            self.delivered += b"xyz"
-            self.transport.deliver(b"xyz")
+            self.delivered += (data := b"%03d" % (len(self.delivered) // 3))  # another one each time
+            self.transport.deliver(data)
 
     def ack(self) -> None:
         self.line.acked_bytes = len(self.line.sent)
@@ -438,6 +438,28 @@ def test_what_came_before_the_end_comes_first() -> None:
     world.resume()
     world.turn()
     assert world.protocol.told == ["made", "data", "lost"]
+
+
+def test_what_comes_after_resuming_does_not_overtake_what_came_before() -> None:
+    world = _in(TransportState.OPEN)
+    world.pause()
+    world.deliver()
+    world.deliver()
+    world.resume()
+    world.deliver()  # in the same turn of the reactor
+    world.turn()
+    world.deliver()
+    assert world.protocol.received == world.delivered != b""
+
+
+def test_a_write_deadline_that_was_taken_back_does_not_pass() -> None:
+    world = _in(TransportState.OPEN)
+    world.write()
+    world.set_deadline()
+    world.transport.set_deadline(None)
+    assert not world.clock.getDelayedCalls()
+    world.deadline_passes()
+    assert world.protocol.told == ["made"]
 
 
 def test_what_comes_in_small_pieces_and_is_not_read_takes_little_more_than_its_bytes() -> None:

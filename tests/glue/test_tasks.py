@@ -60,3 +60,24 @@ def test_what_does_not_end_in_time_is_cancelled(clock: Clock) -> None:
     assert told == []
     clock.advance(0.1)
     assert ending.called and told == ["cancelled"] and len(tasks) == 0
+
+
+def test_an_end_does_not_wait_for_nothing(clock: Clock) -> None:
+    assert ensureDeferred(Tasks().end(2.0, clock)).called
+    assert clock.getDelayedCalls() == []
+
+
+def test_that_one_was_cancelled_is_no_failure_and_any_other_error_is() -> None:
+    tasks = Tasks()
+    found: list[Any] = []
+
+    async def fail(gate: Deferred[None]) -> None:
+        await gate
+        raise ZeroDivisionError
+
+    gate: Deferred[None] = Deferred()
+    tasks.begin(fail(gate)).addErrback(lambda failure: found.append(failure.type))
+    gate.callback(None)
+    tasks.begin(fail(Deferred())).addBoth(found.append)
+    tasks.cancel()
+    assert found == [ZeroDivisionError, None] and len(tasks) == 0

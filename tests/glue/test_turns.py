@@ -45,6 +45,23 @@ def test_stopping_lets_all_that_wait_go(clock: Clock) -> None:
     turns.stop()
     assert all(one is not None and one.called for one in waiting)
     assert not clock.getDelayedCalls()
+    late = turns.take()
+    assert late is not None
+    clock.advance(1.01)
+    assert late.called
+
+
+def test_nobody_overtakes_a_line_that_the_reactor_is_late_for(clock: Clock) -> None:
+    turns = Turns(clock, 1)
+    assert turns.take() is None
+    first = turns.take()
+    clock.rightNow += 5.0  # no call was made yet
+    second = turns.take()
+    assert first is not None and second is not None
+    clock.advance(0)
+    assert first.called and not second.called
+    clock.advance(1.01)
+    assert second.called
 
 
 def test_a_rate_that_does_not_add_up_exactly_does_not_spin(clock: Clock) -> None:
