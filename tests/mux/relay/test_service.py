@@ -44,6 +44,7 @@ async def test_a_relay_that_does_not_run_is_stopped_and_one_that_stops_is_stoppe
     server.startService()
     assert server.ready and log.of(ServerStopped) == []
     first, second = server.stopService(), server.stopService()
+    assert not server.ready
     memory.advance(0)
     assert first.called and second.called and len(log.of(ServerStopped)) == 1
     await server.stopService()
@@ -178,12 +179,18 @@ async def test_answers_that_are_not_taken_are_bounded_in_all():
 
 
 @pytest.mark.parametrize("receiver_is_first", [True, False])
-@pytest.mark.parametrize("ended", [True, False])
+@pytest.mark.parametrize(
+    ("ended", "drain_s", "resumes_after_s"),
+    [(True, 1.0, 0.5), (True, 8.0, 5.0), (False, 1.0, 1.5)],
+    ids=["ended", "ended and late", "open"],
+)
 @pytest_twisted.ensureDeferred
-async def test_a_relay_that_stops_writes_out_what_is_queued_before_it_closes(ended, receiver_is_first):
+async def test_a_relay_that_stops_writes_out_what_is_queued_before_it_closes(
+    ended, drain_s, resumes_after_s, receiver_is_first
+):
     """What came before the end of a transport, and why it ended, for a receiver that takes it in time."""
     memory = MemoryNetwork(high_water_bytes=8_192)
-    async with LocalNetwork(memory, relays=1, discovery=None, limits=RelayLimits(drain_timeout_s=1.0)) as network:
+    async with LocalNetwork(memory, relays=1, discovery=None, limits=RelayLimits(drain_timeout_s=drain_s)) as network:
         [pinned], [server] = network.pinned, network.relays
         endpoint = TCP4ClientEndpoint(memory, pinned.address.host, pinned.address.port)
         clients = [await network.wait(connect_raw(endpoint, pinned.public_key)) for _ in range(2)]
@@ -203,7 +210,7 @@ async def test_a_relay_that_stops_writes_out_what_is_queued_before_it_closes(end
             memory.advance(0)
         assert server.switch.queued_bytes > 300_000
         stopped = server.stopService()
-        memory.advance(0.5 if ended else 1.5)
+        memory.advance(resumes_after_s)
         assert not stopped.called
         bob.resume()
         memory.advance(0.5)
@@ -212,6 +219,23 @@ async def test_a_relay_that_stops_writes_out_what_is_queued_before_it_closes(end
         assert [frame.payload for frame in data] == sent
         reason = CloseReason.NORMAL if ended else CloseReason.SERVER_DRAINING
         assert (close.kind, close.transport_id, close.payload) == (CLOSE, asked.transport_id, bytes((reason,)))
+
+
+@pytest_twisted.ensureDeferred
+async def test_times_are_kept_however_long_the_relay_runs():
+    memory = MemoryNetwork()
+    memory.advance(1_000_000.0)
+    async with LocalNetwork(memory, relays=1, discovery=None, limits=RelayLimits(request_timeout_s=3.0)) as network:
+        [pinned] = network.pinned
+        endpoint = TCP4ClientEndpoint(memory, pinned.address.host, pinned.address.port)
+        alice, bob = [await network.wait(connect_raw(endpoint, pinned.public_key)) for _ in range(2)]
+        alice.send_frame(REQUEST, 2, alice.key.public_key.raw + bob.key.public_key.raw)
+        await network.wait(bob.next_frame(REQUEST))
+        memory.advance(2.5)
+        assert [frame for frame in alice.take_frames() if frame.kind == CLOSE] == []
+        memory.advance(2.0)
+        [close] = alice.take_frames()
+        assert (close.kind, close.transport_id) == (CLOSE, 2)
 
 
 @pytest_twisted.ensureDeferred
