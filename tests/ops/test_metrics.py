@@ -30,6 +30,30 @@ def test_every_event_is_handed_on() -> None:
     assert value(log, "dmsg_metrics_errors_total") == 0.0
 
 
+def test_times_are_in_seconds() -> None:
+    sums: dict[str, float] = {}
+    for cls in ev.EVENTS.values():
+        log, _ = make()
+        columns = ev.describe_event(cls).fields
+        times = {one.name: 2500.0 if one.name.endswith("_ms") else 2.5 for one in columns if one.type is float}
+        log.emit(cls(**{one.name: times.get(one.name, one.type()) for one in columns}))
+        samples = [sample for metric in log.registry.collect() for sample in metric.samples]
+        counts = {
+            one.name.removesuffix("_count") for one in samples if one.name.endswith("_seconds_count") and one.value
+        }
+        sums |= {one.name: one.value for one in samples if one.name.removesuffix("_sum") in counts}
+    assert len(sums) >= 12 and set(sums.values()) == {2.5}, sums
+
+
+def test_shipped_files() -> None:
+    log, _ = make()
+    log.emit(ev.FileShipped("a", 10, 2000, 5.0, 1, True, ""))
+    log.emit(ev.FileShipped("b", 30, 4000, 5.0, 1, False, "denied"))
+    assert value(log, "dmsg_files_shipped_total", result="ok") == 1
+    assert value(log, "dmsg_files_shipped_total", result="denied") == 1
+    assert (value(log, "dmsg_shipped_lines_total"), value(log, "dmsg_shipped_bytes_total")) == (10, 2000)
+
+
 def test_connections_and_transports() -> None:
     log, _ = make()
     log.emit(ev.ConnectionOpened(1, "k", "a", 20.0, True))
@@ -42,6 +66,7 @@ def test_connections_and_transports() -> None:
     assert value(log, "dmsg_connections_closed_total", reason="gone") == 2
     assert value(log, "dmsg_connection_bytes_total", direction="in") == 11
     assert value(log, "dmsg_connection_bytes_total", direction="out") == 22
+    assert value(log, "dmsg_connection_frames_total", direction="in") == 6
     assert value(log, "dmsg_connection_frames_total", direction="out") == 8
     assert value(log, "dmsg_handshakes_failed_total", stage="record", reason="timeout") == 1
     assert value(log, "dmsg_handshake_seconds_sum") == pytest.approx(0.02)
