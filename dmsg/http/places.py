@@ -9,7 +9,7 @@ count no more than those being answered: a stranger chooses which of them his ar
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from enum import IntEnum
 from typing import Final, Generic, TypeVar
 
@@ -74,6 +74,9 @@ class Places(Generic[T]):
 
     def __len__(self) -> int:
         return len(self._held)
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._held)
 
     def add(self, item: T, network: str) -> None:
         """A new holder, :attr:`Standing.NEW`."""

@@ -17,7 +17,6 @@ from typing import Any, Final
 
 from twisted.internet.interfaces import IAddress, IPullProducer, IReactorTime
 from twisted.internet.protocol import connectionDone
-from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
 from twisted.web.http import RESPONSES, HTTPChannel
 from twisted.web.resource import IResource, Resource
@@ -143,6 +142,12 @@ class LimitedRequest(Request):
         self._release()
         self.channel.evict()
 
+    def write(self, data: bytes) -> None:
+        """Send ``data`` of the answer, behind its head."""
+        if not self.startedWriting and self.channel is not None and self.channel.site.draining:
+            self.responseHeaders.setRawHeaders(b"connection", [b"close"])
+        super().write(data)  # type: ignore[no-untyped-call]
+
     def finish(self) -> None:
         """The answer is complete."""
         self._release()
@@ -194,6 +199,8 @@ class LimitedChannel(HTTPChannel):
         """An answer is complete; some of it may not have left yet."""
         if self._waitingForTransport and (self._buffer or any(self._dataBuffer)):
             # More requests are there, and their client does not read: making more answers would fill our memory.
+            self.persistent = 0
+        if self.site.draining:
             self.persistent = 0
         if self.persistent:
             self._now(Standing.IDLE, self.site.limits.idle_timeout_s)
@@ -317,7 +324,9 @@ class LimitedSite(Site):
         self._admit = admit
         #: What the requests with a body are doing: the body comes in (``NEW``), or they are being answered.
         self.bodies_held: Places[LimitedRequest] = Places()
-        self._no_bodies: Waiters[None] = Waiters()
+        #: Whether :meth:`drain` was called: each connection ends with the answer that is under way.
+        self.draining = False
+        self._emptied: Waiters[None] = Waiters()
         #: Connections that were closed to make room for others, and those that were refused.
         self.evicted = self.refused = 0
         #: What the channels are doing.
@@ -367,6 +376,8 @@ class LimitedSite(Site):
     def leave(self, channel: LimitedChannel, host: str) -> None:
         """``channel`` gives its place back; silent when it did already."""
         self.places.discard(channel)
+        if self.draining and not self.places:
+            self._emptied.fire(None)
         address = address_group(host)
         neighbours = self._by_address.get(address)
         if neighbours is not None:
@@ -388,14 +399,20 @@ class LimitedSite(Site):
     def body_done(self, request: LimitedRequest) -> None:
         """``request``, one of :attr:`bodies`, was answered or is over."""
         self.bodies_held.discard(request)
-        if not self.bodies:
-            self._no_bodies.fire(None)
 
-    async def when_no_bodies(self, limit_s: float, clock: IReactorTime) -> None:
-        """Returns when no request with a body is under way, or after ``limit_s``."""
-        if self.bodies:
-            await self._no_bodies.wait_at_most(limit_s, clock)
-            await deferLater(clock, 0)  # the last answer is complete, and about to be written
+    async def drain(self, limit_s: float, clock: IReactorTime) -> None:
+        """Close connections that ask nothing, and each other one when its request is answered; after ``limit_s``, all.
+
+        Call it when no new connections come any more. When it returns there is none, so no request comes after it.
+        """
+        self.draining = True
+        for channel in list(self.places):
+            if self.places.asks_nothing(channel):
+                channel.loseConnection()
+        if self.places:
+            await self._emptied.wait_at_most(limit_s, clock)
+        for channel in list(self.places):
+            channel.evict()
 
     # --- as a Site ---------------------------------------------------------------------------------------------------
 

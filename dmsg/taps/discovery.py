@@ -117,13 +117,13 @@ class DiscoveryService(RoleService):
         self.emit(ServerStarted("", address_text(port), dmsg.__version__))
 
     async def stop_role(self) -> None:
-        """Take no more connections, finish the writes under way, close the store."""
+        """Take no more connections, answer the requests under way, close the store."""
         began = self.reactor.seconds()
         await self.endpoint.close()
         if self.ranks is not None:
             await self.ranks.stop()
         if self.site is not None:
-            await self.site.when_no_bodies(self.settings.drain_timeout, self.reactor)
+            await self.site.drain(self.settings.drain_timeout, self.reactor)
             self.emit(Drained((self.reactor.seconds() - began) * 1000, 0))
         if self.proofs is not None:
             await self.proofs.stop()
