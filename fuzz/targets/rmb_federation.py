@@ -29,6 +29,11 @@ _FAILURES_TO_CLOSE = 3
 _BACKOFF = Backoff(first_s=2.0, limit_s=16.0)
 
 
+def _size(outgoing: Outgoing) -> int:
+    """What one counts for: its bytes, its outline twice, and the bookkeeping."""
+    return len(outgoing.data) + 2 * outgoing.envelope.ByteSize() + OUTGOING_BYTES
+
+
 class _Shuffle:
     """Gives samples in an order that the input has chosen."""
 
@@ -89,7 +94,7 @@ class _Lane:
         while self.waiting and len(expected) < most:
             first = next(iter(self.waiting.values()))[0]
             fits = sum(len(one.data) for one in (*expected, first)) <= max_bytes
-            if expected and not (fits and first.connected_only == expected[0].connected_only):
+            if expected and not (fits and first.connected_only is expected[0].connected_only):
                 break
             expected.append(first)
             self._gone(first)
@@ -152,9 +157,8 @@ class _Relay:
         """An envelope of a twin comes; it waits unless there is too much of its twin."""
         choices = self.choices
         envelope = choices.pick(_ENVELOPES)
-        data = bytes(choices.byte() * 8)
-        outgoing = Outgoing(envelope, data, _TWIN, 0.0, connected_only=choices.flag())
-        assert outgoing.size == len(data) + 2 * envelope.ByteSize() + OUTGOING_BYTES
+        outgoing = Outgoing(envelope, bytes(choices.byte() * 8), _TWIN, 0.0, connected_only=choices.flag())
+        assert outgoing.size == _size(outgoing)
         if choices.flag() and self.outstanding and not self.make_room(outgoing):
             return
         self.held.add(outgoing)
@@ -200,10 +204,7 @@ class _Relay:
 
     def sizes(self) -> dict[int, int]:
         """The bytes of each sender."""
-        return {
-            source: sum([len(one.data) + 2 * one.envelope.ByteSize() + OUTGOING_BYTES for one in of])
-            for source, of in self.outstanding.items()
-        }
+        return {source: sum(map(_size, of)) for source, of in self.outstanding.items()}
 
     def check(self) -> None:
         """What is counted is what there is."""

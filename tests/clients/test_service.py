@@ -82,6 +82,7 @@ class Call:
     target: PublicKey
     moves = False
     heeds_promise = False
+    ended_by = ()
 
 
 class Client(RelayClient[Any, Any, Any]):
