@@ -40,7 +40,7 @@ class DialConfig:
     #: The next server is tried when the one before has not answered for so long.
     stagger_s: float = 0.25
     #: The same for a relay that has ended an earlier path of the transport that looks for one: enough for two round trips
-    #: through any other.
+    #: through any other. It is waited also when the one before has failed and another one has not.
     ended_stagger_s: float = 1.0
     #: So many of the servers an entry names are tried, those connected already above all: an entry is a stranger's word.
     servers: int = 8
@@ -335,6 +335,7 @@ class _Race(Generic[S, R]):
         self._running: dict[PublicKey, Deferred[R]] = {}
         self._waiting: list[PublicKey] = []
         self._timer: IDelayedCall | None = None
+        self._begun_at_s = 0.0  # when the last relay was begun with
         self._done: Deferred[R]  # once relays race
         self._is_running = False
         self._awaited: Deferred[Any] | None = None
@@ -405,7 +406,9 @@ class _Race(Generic[S, R]):
         # also those that have failed: the peer may be there now, or be spoken to in another way
         order = self._dialer.order(known.servers, self.dial.ended_by)
         self._waiting = [relay for relay in order if relay not in self._running]
-        if self._timer is None or not self._timer.active():
+        if self._running:
+            self._set_timer()
+        else:
             self._next()
         self._look()
 
@@ -432,12 +435,19 @@ class _Race(Generic[S, R]):
         if not self._waiting or self._done.called:
             return
         relay = self._waiting.pop(0)
-        if self._waiting:
-            config = self._dialer.config
-            stagger_s = config.ended_stagger_s if self._waiting[0] in self.dial.ended_by else config.stagger_s
-            self._timer = self._dialer._clock.callLater(stagger_s, self._next)
+        self._begun_at_s = self._dialer._clock.seconds()
+        self._set_timer()
         attempt = self._running[relay] = ensureDeferred(self._dialer.attempt(relay, self))
         attempt.addCallbacks(self._won, self._failed, callbackArgs=(relay,), errbackArgs=(relay,))
+
+    def _set_timer(self) -> None:
+        """Begin with the next relay when the one begun with last has had its time to answer."""
+        self._stop_timer()
+        if self._waiting:
+            config, clock = self._dialer.config, self._dialer._clock
+            stagger_s = config.ended_stagger_s if self._waiting[0] in self.dial.ended_by else config.stagger_s
+            wait_s = self._begun_at_s + stagger_s - clock.seconds()
+            self._timer = clock.callLater(max(0.0, wait_s), self._next)
 
     def _won(self, opened: R, relay: PublicKey) -> None:
         self._running.pop(relay, None)
@@ -457,10 +467,10 @@ class _Race(Generic[S, R]):
             self.note(error.stage, str(relay), error.reason, error.error or error)
         else:
             self.note("connect", str(relay), type(error).__name__, error)
-        if self._waiting:
-            self._next()
-        else:
+        if not self._waiting:
             self._look()
+        elif not self._running or self._waiting[0] not in self.dial.ended_by:
+            self._next()  # else its time comes, unless another relay answers before
 
     def _stop(self) -> None:
         self._waiting = []

@@ -12,10 +12,11 @@ from twisted.python.failure import Failure
 
 from dmsg.clients.dialer import DialConfig, Dialer, OpenedStream, StreamRequest
 from dmsg.crypto.keys import PublicKey, SecretKey
+from dmsg.discovery.entry import ClientPart, Entry
 from dmsg.errors import Attempt, DialError, StageError
 from dmsg.relays.scores import RelayScores
 
-PEER, ONE, TWO = (SecretKey(bytes((n,)) * 32).public_key for n in (1, 2, 3))
+PEER, ONE, TWO, THREE = (SecretKey(bytes((n,)) * 32).public_key for n in (1, 2, 3, 4))
 LIMIT_S = 5.0
 
 
@@ -148,3 +149,75 @@ def test_a_dial_that_fails_leaves_no_timer() -> None:
     world.come_up(ONE).asked[0].errback(StageError("accept", "no"))
     assert isinstance(world.error, DialError) and not world.clock.getDelayedCalls()
     assert [(one.stage, one.reason) for one in world.attempts] == [("accept", "no")]
+
+
+# --- relays that have ended earlier paths -----------------------------------------------------------------------------
+
+
+@dataclass
+class Moving(World):
+    """A transport on ``ONE`` and ``TWO`` looks for another path; ``THREE`` has ended an earlier one."""
+
+    found: Deferred[Entry] = field(default_factory=Deferred)
+
+    def __post_init__(self) -> None:
+        super().__init__(ONE, TWO)
+        self.dial.cancel()
+        self.pool.wanted.clear()
+        self.dialer = Dialer(self.clock, self.pool, self, DialConfig(), lambda: 0.5)  # type: ignore[arg-type]
+        request = StreamRequest(PEER, moves=True, ended_by=(THREE,))
+        self.dial = ensureDeferred(self.dialer.dial(request, LIMIT_S, self.attempts))
+
+    async def get_entry(self, _: PublicKey) -> Entry:
+        return await self.found
+
+    def find(self, *relays: PublicKey) -> None:
+        """Discovery says that the peer is on ``relays``."""
+        self.found.callback(Entry("0.1.0", 0, 1, PEER, ClientPart(relays), None))
+
+    def after(self, seconds: float) -> list[PublicKey]:
+        """What was begun with that long after discovery was waited for no longer; call it with ever larger numbers."""
+        while self.clock.seconds() < DialConfig().look_up_s + seconds - 0.025:
+            self.clock.advance(0.05)
+        return list(self.pool.wanted)
+
+
+def test_a_relay_that_has_ended_a_path_is_not_begun_with_when_another_fails_and_a_third_may_still_answer() -> None:
+    world = Moving()
+    world.find(ONE, TWO, THREE)
+    world.pool.wanted[ONE].callback(Session())
+    world.clock.advance(0.25)
+    world.pool.wanted[TWO].errback(StageError("connect", "connection refused"))
+    world.clock.advance(0.9)
+    assert THREE not in world.pool.wanted
+    world.clock.advance(0.1)
+    assert THREE in world.pool.wanted
+    world.dial.addErrback(lambda _: None).cancel()
+
+
+def test_nor_sooner_when_discovery_names_it_late() -> None:
+    world = Moving()
+    assert world.after(0.1) == [ONE]
+    world.find(ONE, THREE)
+    assert world.after(0.95) == [ONE]
+    assert world.after(1.05) == [ONE, THREE]
+    world.dial.addErrback(lambda _: None).cancel()
+
+
+def test_nor_when_all_others_were_begun_with_before() -> None:
+    world = Moving()
+    assert world.after(0.6) == [ONE, TWO]
+    world.find(ONE, TWO, THREE)
+    assert world.after(1.2) == [ONE, TWO]
+    assert world.after(1.3) == [ONE, TWO, THREE]
+    world.dial.addErrback(lambda _: None).cancel()
+
+
+def test_it_is_begun_with_at_once_when_all_others_have_failed() -> None:
+    world = Moving()
+    assert world.after(0.3) == [ONE, TWO]
+    world.find(THREE)
+    for relay in (ONE, TWO):
+        world.pool.wanted[relay].errback(StageError("connect", "connection refused"))
+    assert world.after(0.3) == [ONE, TWO, THREE]
+    world.dial.addErrback(lambda _: None).cancel()
