@@ -240,13 +240,14 @@ class Dialer(Generic[S, R]):
         assert self._lookups is not None
         target = race.dial.target
         self._lookups.doubt(target)
-        answer = self._lookups.ask(target)
-        answer.addTimeout(self.config.look_up_s, self._clock, lambda *_: self._too_late(target))
-        try:
-            return await race.awaiting(answer)
-        except DiscoveryError as error:
-            race.note_look_up(error)
-            raise DialError(str(target), race.attempts) from None
+        with self._lookups.holding(target):
+            answer = self._lookups.ask(target)
+            answer.addTimeout(self.config.look_up_s, self._clock, lambda *_: self._too_late(target))
+            try:
+                return await race.awaiting(answer)
+            except DiscoveryError as error:
+                race.note_look_up(error)
+                raise DialError(str(target), race.attempts) from None
 
     async def _look_up(self, race: _Race[S, R]) -> tuple[Known, Deferred[Known] | None]:
         """What to go by; and the question to discovery, where that has not been answered yet and it is something else."""

@@ -260,6 +260,7 @@ async def test_where_it_has_not_moved_or_discovery_does_not_say_the_dial_fails_s
             ("accept", "unknown_peer"),
             ("discovery", "unavailable"),
         ]
+        assert str(attempts[1].error) == "no answer within 1 s"
         assert world.memory.seconds() - began_s < DIAL.look_up_s + CONNECTING_S
 
 
