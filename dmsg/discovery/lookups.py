@@ -158,7 +158,8 @@ class Lookups:
 
     def earlier(self, peer: PublicKey, lifetime_s: float) -> Known | None:
         """What was last said of ``peer``, within ``lifetime_s`` seconds: to go by when discovery has no answer."""
-        known = self._known.get(peer) or self._found.known.get(peer)
+        said = [known for known in (self._known.get(peer), self._found.known.get(peer)) if known is not None]
+        known = max(said, key=lambda known: known.at_s, default=None)
         return known if known is not None and known.at_s + lifetime_s >= self._clock.seconds() else None
 
     def doubt(self, peer: PublicKey) -> None:

@@ -138,6 +138,17 @@ def test_what_was_said_before_is_there_when_it_is_doubted_or_old_and_of_callers_
     assert earlier is not None and earlier.servers == (RELAYS[0],)
 
 
+def test_of_what_was_said_for_a_dial_and_for_a_caller_the_later_counts(clock, lookups, discovery):
+    lookups.ask(PEER.public_key)
+    discovery.questions[0].callback(entry(RELAYS[0]))
+    for asks, relay in ((promised, RELAYS[1]), (Lookups.ask, RELAYS[2])):
+        clock.advance(10)
+        asks(lookups, PEER.public_key)
+        discovery.questions[-1].callback(entry(relay))
+        earlier = lookups.earlier(PEER.public_key, 5)
+        assert earlier is not None and earlier.servers == (relay,)
+
+
 def test_a_question_that_is_held_goes_on_for_who_asks_next(clock, lookups, discovery):
     with lookups.holding(PEER.public_key):
         with lookups.holding(PEER.public_key):
