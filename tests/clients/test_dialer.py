@@ -12,12 +12,17 @@ from twisted.python.failure import Failure
 
 from dmsg.clients.dialer import DialConfig, Dialer, OpenedStream, StreamRequest
 from dmsg.crypto.keys import PublicKey, SecretKey
-from dmsg.discovery.entry import ClientPart, Entry
+from dmsg.discovery.entry import BASE_VERSION, SECURE_VERSION, ClientPart, Entry
+from dmsg.discovery.errors import DiscoveryUnavailable
 from dmsg.errors import Attempt, DialError, StageError
 from dmsg.relays.scores import RelayScores
 
 PEER, ONE, TWO, THREE = (SecretKey(bytes((n,)) * 32).public_key for n in (1, 2, 3, 4))
 LIMIT_S = 5.0
+WAIT_S = DialConfig().look_up_s
+DIAL = StreamRequest(PEER)
+#: Another path of a transport that is looked for; a relay has ended an earlier one.
+MOVE = StreamRequest(PEER, moves=True, ended_by=(THREE,))
 
 
 class Session:
@@ -63,8 +68,8 @@ class World:
         self.ended: list[Any] = []
         self.begin()
 
-    def begin(self) -> None:
-        self.dial = ensureDeferred(self.dialer.dial(StreamRequest(PEER), LIMIT_S, self.attempts))
+    def begin(self, request: StreamRequest = DIAL) -> None:
+        self.dial = ensureDeferred(self.dialer.dial(request, LIMIT_S, self.attempts))
         self.dial.addBoth(self.ended.append)
 
     def come_up(self, relay: PublicKey) -> Session:
@@ -151,73 +156,166 @@ def test_a_dial_that_fails_leaves_no_timer() -> None:
     assert [(one.stage, one.reason) for one in world.attempts] == [("accept", "no")]
 
 
-# --- relays that have ended earlier paths -----------------------------------------------------------------------------
+# --- with a discovery that answers when it is told to -----------------------------------------------------------------
 
 
-@dataclass
-class Moving(World):
-    """A transport on ``ONE`` and ``TWO`` looks for another path; ``THREE`` has ended an earlier one."""
+class Asking(World):
+    """A dial over ``relays``, which are pinned, that asks discovery first, and for :data:`WAIT_S` nothing else."""
 
-    found: Deferred[Entry] = field(default_factory=Deferred)
-
-    def __post_init__(self) -> None:
-        super().__init__(ONE, TWO)
+    def __init__(self, *relays: PublicKey, request: StreamRequest = DIAL) -> None:
+        self.asked: list[Deferred[Entry]] = []
+        super().__init__(*relays)
         self.dial.cancel()
+        self.ended.clear()
         self.pool.wanted.clear()
         self.dialer = Dialer(self.clock, self.pool, self, DialConfig(), lambda: 0.5)  # type: ignore[arg-type]
-        request = StreamRequest(PEER, moves=True, ended_by=(THREE,))
-        self.dial = ensureDeferred(self.dialer.dial(request, LIMIT_S, self.attempts))
+        self.begin(request)
 
     async def get_entry(self, _: PublicKey) -> Entry:
-        return await self.found
+        self.asked.append(Deferred())
+        return await self.asked[-1]
 
-    def find(self, *relays: PublicKey) -> None:
+    def answer(self, *relays: PublicKey, version: str = SECURE_VERSION) -> None:
         """Discovery says that the peer is on ``relays``."""
-        self.found.callback(Entry("0.1.0", 0, 1, PEER, ClientPart(relays), None))
+        self.asked[-1].callback(Entry(version, 0, 1, PEER, ClientPart(relays), None))
 
-    def after(self, seconds: float) -> list[PublicKey]:
+    def begun_after(self, seconds: float) -> list[PublicKey]:
         """What was begun with that long after discovery was waited for no longer; call it with ever larger numbers."""
-        while self.clock.seconds() < DialConfig().look_up_s + seconds - 0.025:
+        while self.clock.seconds() < WAIT_S + seconds - 0.025:
             self.clock.advance(0.05)
         return list(self.pool.wanted)
 
+    def fail(self, *relays: PublicKey, stage: str = "connect", reason: str = "connection refused") -> None:
+        for relay in relays:
+            self.pool.wanted.pop(relay).errback(StageError(stage, reason))
+
+    def open(self, relay: PublicKey) -> None:
+        """The dial gets through over ``relay``."""
+        session = Session()
+        self.pool.wanted.pop(relay).callback(session)
+        session.asked[0].callback(OpenedStream(session, object(), 1.0))
+
+    def tried(self) -> list[tuple[str, str]]:
+        return [(one.stage, one.reason) for one in self.attempts]
+
 
 def test_a_relay_that_has_ended_a_path_is_not_begun_with_when_another_fails_and_a_third_may_still_answer() -> None:
-    world = Moving()
-    world.find(ONE, TWO, THREE)
-    world.pool.wanted[ONE].callback(Session())
+    world = Asking(ONE, TWO, request=MOVE)
+    world.answer(ONE, TWO, THREE)
     world.clock.advance(0.25)
-    world.pool.wanted[TWO].errback(StageError("connect", "connection refused"))
+    world.fail(TWO)
     world.clock.advance(0.9)
     assert THREE not in world.pool.wanted
     world.clock.advance(0.1)
     assert THREE in world.pool.wanted
-    world.dial.addErrback(lambda _: None).cancel()
+    world.dial.cancel()
 
 
 def test_nor_sooner_when_discovery_names_it_late() -> None:
-    world = Moving()
-    assert world.after(0.1) == [ONE]
-    world.find(ONE, THREE)
-    assert world.after(0.95) == [ONE]
-    assert world.after(1.05) == [ONE, THREE]
-    world.dial.addErrback(lambda _: None).cancel()
+    world = Asking(ONE, TWO, request=MOVE)
+    assert world.begun_after(0.1) == [ONE]
+    world.answer(ONE, THREE)
+    assert world.begun_after(0.95) == [ONE]
+    assert world.begun_after(1.05) == [ONE, THREE]
+    world.dial.cancel()
 
 
 def test_nor_when_all_others_were_begun_with_before() -> None:
-    world = Moving()
-    assert world.after(0.6) == [ONE, TWO]
-    world.find(ONE, TWO, THREE)
-    assert world.after(1.2) == [ONE, TWO]
-    assert world.after(1.3) == [ONE, TWO, THREE]
-    world.dial.addErrback(lambda _: None).cancel()
+    world = Asking(ONE, TWO, request=MOVE)
+    assert world.begun_after(0.6) == [ONE, TWO]
+    world.answer(ONE, TWO, THREE)
+    assert world.begun_after(1.2) == [ONE, TWO]
+    assert world.begun_after(1.3) == [ONE, TWO, THREE]
+    world.dial.cancel()
 
 
 def test_it_is_begun_with_at_once_when_all_others_have_failed() -> None:
-    world = Moving()
-    assert world.after(0.3) == [ONE, TWO]
-    world.find(THREE)
-    for relay in (ONE, TWO):
-        world.pool.wanted[relay].errback(StageError("connect", "connection refused"))
-    assert world.after(0.3) == [ONE, TWO, THREE]
-    world.dial.addErrback(lambda _: None).cancel()
+    world = Asking(ONE, TWO, request=MOVE)
+    assert world.begun_after(0.3) == [ONE, TWO]
+    world.answer(THREE)
+    world.fail(ONE, TWO)
+    assert world.begun_after(0.3) == [THREE]
+    world.dial.cancel()
+
+
+def test_of_relays_that_have_ended_paths_the_one_that_did_so_last_is_last() -> None:
+    assert World().dialer.order([ONE, TWO, THREE], (THREE, ONE)) == [TWO, THREE, ONE]
+
+
+# --- what comes late, and what was said a moment ago ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("found", [True, False])
+def test_a_dial_ends_when_nothing_is_left_to_try_and_discovery_has_said_so(found: bool) -> None:
+    world = Asking(ONE, TWO)
+    world.begun_after(0.3)
+    world.fail(ONE, TWO)
+    assert not world.ended
+    if found:
+        world.answer()
+    else:
+        world.asked[0].errback(DiscoveryUnavailable("HTTP status 500"))
+    assert isinstance(world.error, DialError) and not world.clock.getDelayedCalls()
+    assert world.tried()[-1] == ("discovery", "no common server" if found else "unavailable")
+
+
+def test_what_was_taken_back_since_the_peer_has_to_be_spoken_to_in_another_way_is_not_owed() -> None:
+    world = Asking(ONE, TWO, request=StreamRequest(PEER, heeds_promise=True))
+    assert world.begun_after(LIMIT_S / 2 - WAIT_S + 0.5) == [ONE, TWO]
+    world.answer(THREE, version=BASE_VERSION)
+    world.clock.advance(LIMIT_S)
+    assert world.timed_out() == [("connect", str(THREE))]
+
+
+def test_a_search_does_not_wait_anew_for_a_question_that_goes_on() -> None:
+    world = Asking(ONE, request=MOVE)
+    with world.dialer.searching(PEER):
+        assert world.begun_after(0.1) == [ONE]
+        world.fail(ONE)
+        assert isinstance(world.error, DialError)
+        world.ended.clear()
+        world.clock.advance(0.2)
+        world.begin(MOVE)
+        world.clock.advance(0.0)
+        assert list(world.pool.wanted) == [ONE] and len(world.asked) == 1
+        world.answer(TWO)
+        world.clock.advance(DialConfig().stagger_s)
+        assert list(world.pool.wanted) == [ONE, TWO]
+        world.dial.cancel()
+
+
+def dialled_before(*relays: PublicKey, request: StreamRequest = DIAL) -> Asking:
+    """A second dial to a peer that discovery has just found on ``relays``."""
+    world = Asking(request=request)
+    world.answer(*relays)
+    world.open(relays[0])
+    world.ended.clear()
+    world.begin(request)
+    assert list(world.pool.wanted) == list(relays[:1]) and len(world.asked) == 1
+    return world
+
+
+def test_discovery_is_not_asked_again_when_the_peer_has_said_no() -> None:
+    world = dialled_before(ONE)
+    world.fail(ONE, stage="accept", reason="access_denied")
+    assert isinstance(world.error, DialError) and len(world.asked) == 1
+
+
+def test_a_dial_that_begins_while_discovery_is_asked_again_waits_for_the_answer() -> None:
+    world = dialled_before(ONE)
+    world.fail(ONE, stage="accept", reason="unknown_peer")
+    first = world.dial
+    world.begin()
+    assert not world.pool.wanted and len(world.asked) == 2
+    world.answer(TWO)
+    assert list(world.pool.wanted) == [TWO] and len(world.asked) == 2
+    for dial in (first, world.dial):
+        dial.cancel()
+
+
+def test_a_peer_that_is_still_there_is_dialled_again_if_it_has_to_be_spoken_to_in_another_way() -> None:
+    world = dialled_before(ONE, request=StreamRequest(PEER, heeds_promise=True))
+    world.fail(ONE, stage="accept", reason="unknown_peer")
+    world.answer(ONE, version=BASE_VERSION)
+    assert list(world.pool.wanted) == [ONE]
+    world.dial.cancel()

@@ -205,7 +205,7 @@ async def test_a_transport_finds_another_path_although_discovery_is_gone(discove
     first = started(dialer, resume=True)
     discovery.questions[0].callback(entry(RELAYS[2]))
     assert await first == ["connect"] and pool.tried == [RELAYS[2]]
-    clock.advance(100)
+    clock.advance(7 * 24 * 3600.0)
     second = started(dialer, resume=True)
     if silent:
         clock.advance(dialer.config.look_up_s)
@@ -323,8 +323,19 @@ def test_strangers_take_nothing_from_callers_with_an_entry(clock, discovery, cal
 def test_callers_do_not_push_out_what_was_dialled(discovery, callers):
     callers.ask(PEER.public_key)
     discovery.questions[0].callback(entry(*RELAYS))
-    for peer in STRANGERS[:10]:
+    for number, peer in enumerate(STRANGERS[:10]):
         promised(callers, peer)
-        discovery.questions[-1].errback(EntryNotFound())
+        if number % 2:
+            discovery.questions[-1].errback(EntryNotFound())
+        else:
+            discovery.questions[-1].callback(entry())
     assert callers.known(PEER.public_key, 5.0).servers == tuple(RELAYS)
     assert promised(callers, PEER.public_key) == [True]
+
+
+def test_what_a_dial_asks_is_kept_for_dials_also_if_a_caller_was_asked_for_first(discovery, callers):
+    promised(callers, PEER.public_key)
+    callers.ask(PEER.public_key)
+    assert len(discovery.questions) == 1
+    discovery.questions[0].callback(entry(*RELAYS))
+    assert callers.known(PEER.public_key, 5.0).servers == tuple(RELAYS)
