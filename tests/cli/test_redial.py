@@ -167,6 +167,11 @@ def test_a_peer_that_says_no_has_not_moved():
     stage.start()
     stage.client.dials[1].errback(failure(AccessDenied("", by="peer")))
     assert len(stage.outcomes) == 2 and not stage.clock.getDelayedCalls()
+    stage.start()
+    stage.client.dials[2].errback(lost())
+    stage.clock.advance(0.1)
+    stage.client.dials[3].errback(failure(AccessDenied("", by="peer")))
+    assert len(stage.outcomes) == 3 and not stage.clock.getDelayedCalls()
 
 
 def test_only_so_many_dial_at_one_time():

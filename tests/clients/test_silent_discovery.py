@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -21,6 +22,8 @@ from dmsg.errors import Attempt, DialError
 from dmsg.interfaces import IDiscovery
 from dmsg.mux.client.service import DmsgClient
 from dmsg.mux.core.e2e_negotiation import Security
+from dmsg.relays.listed import WAIT_S
+from dmsg.relays.state import RelayFile
 from dmsg.testing.memory import MemoryNetwork
 from dmsg.testing.network import LocalNetwork, MemoryDiscovery
 from dmsg.testing.probes import ConformanceProtocol
@@ -33,9 +36,11 @@ sync = pytest_twisted.ensureDeferred
 
 @implementer(IDiscovery)
 class SlowDiscovery(MemoryDiscovery):
-    """Gives each entry ``delay_s`` seconds late; ``None`` is never."""
+    """Gives each entry ``delay_s`` seconds late; ``None`` is never, as it is for :attr:`unknown`."""
 
     delay_s: float | None = 0.0
+    #: A key about which it says nothing.
+    unknown: PublicKey | None = None
 
     def __init__(self, reactor: Any, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -44,7 +49,7 @@ class SlowDiscovery(MemoryDiscovery):
 
     async def get_entry(self, public_key: PublicKey) -> Entry:
         self.asked.append(public_key)
-        if self.delay_s is None:
+        if self.delay_s is None or public_key == self.unknown:
             await Deferred()
         elif self.delay_s:
             await deferLater(self._reactor, self.delay_s)
@@ -125,6 +130,41 @@ async def test_so_it_is_where_the_connection_to_the_relay_is_gone_too() -> None:
         world.pass_s(600)
         world.discovery.delay_s = None
         assert await world.dial() < 2 * DIAL.look_up_s + CONNECTING_S
+
+
+@sync
+async def test_a_relay_of_an_earlier_run_is_looked_for_where_it_was_then(tmp_path: Path) -> None:
+    async with World() as world:
+        relay = world.pinned[0]
+        file = RelayFile(tmp_path / "relays.json", lambda: world.now_ns() / 1e9)
+        file.worked(relay.public_key, relay.address)
+        file.save()
+        world.alice = world.new_client(min_servers=0, publish=False, relay_file=file.path)
+        world.alice.startService()
+        world.discovery.unknown = relay.public_key
+        assert WAIT_S <= await world.dial() < WAIT_S + CONNECTING_S
+
+
+@sync
+async def test_a_transport_finds_its_peer_by_an_answer_that_takes_longer_than_a_search() -> None:
+    """Each search ends as soon as the last known relay has said that the peer is not there; the question goes on."""
+    async with World() as world:
+        ends = ConformanceProtocol(), ConformanceProtocol()
+        bob = await world.client(min_servers=1)
+        bob.listen(Factory.forProtocol(lambda: ends[1]))
+        alice = world.new_client(min_servers=0, publish=False)
+        alice.startService()
+        transport = await world.wait(alice.dial(bob.public_key))
+        transport.attach(ends[0])
+        before = transport.getHost().server_public_key
+        world.pass_s(10)
+        world.discovery.delay_s = 3.0
+        await world.stop_relay(next(one for one in world.relays if one.key.public_key == before))
+        transport.write(b"data")
+        world.pass_s(12)
+        assert ends[1].received == b"data" and not ends[0].lost
+        assert transport.getHost().server_public_key != before
+        world.discovery.delay_s = 0.0
 
 
 @sync

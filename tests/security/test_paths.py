@@ -366,3 +366,27 @@ async def test_a_relay_that_alters_data_is_not_dialled_through_again():
             transport.write(b"data")
             memory.advance(1.0)
             assert [type(one.value.cause) for one in end.lost] == ([fault] if fault else [])
+
+
+@sync
+async def test_a_stranger_that_sends_garbage_makes_its_relay_no_worse_for_the_one_it_has_dialled():
+    memory = MemoryNetwork(random=Random(1))
+    async with HostileNetwork(memory, relays=0, random=Random(2).randbytes) as network:
+        relay = await network.add_relay()
+        bob = await network.client()
+        alice = await network.client()
+        bob.listen(Factory.forProtocol(ConformanceProtocol))
+
+        def score():
+            return bob.pool.scores.score(relay.key.public_key, memory.seconds())
+
+        before = score()
+        for _ in range(10):
+            relay.rule(alter, kind=FWD)
+            transport = await network.wait(alice.dial(bob.public_key))
+            end = ConformanceProtocol()
+            transport.attach(end)
+            transport.write(b"data")
+            await network.wait(end.when_lost())
+            assert type(end.lost[0].value.cause) is IntegrityError
+        assert score() > before - 10

@@ -11,6 +11,7 @@ from twisted.internet.interfaces import IHalfCloseableProtocol
 from twisted.internet.protocol import Factory
 from zope.interface import directlyProvides
 
+from dmsg.crypto.keys import SecretKey
 from dmsg.errors import DmsgError
 from dmsg.glue.deadlines import LINGER_S
 from dmsg.glue.transport_state import TransportState
@@ -204,3 +205,42 @@ async def test_a_writer_goes_on_when_the_proof_of_a_path_takes_all_that_waited()
         assert producer.written == 2_500
         net.heal()
         await net.wait(net.b.when_received(50_000))
+
+
+@pytest.mark.parametrize("unread", [0, 60_000])
+@sync
+async def test_what_came_with_the_proof_is_acknowledged_unread_but_no_more_than_may_be(unread: int) -> None:
+    """As it would be on the path before."""
+    async with Net(ConnectionConfig(ack_limit_bytes=64 * 1024)) as net:
+        net.b.transport.pauseProducing()
+        net.t.write(bytes(unread))
+        net.reactor.advance(1.0)
+        assert net.t.stream.acked_bytes == unread
+        net.cut()
+        net.t.write(bytes(10_000))
+        net.heal()
+        net.reactor.advance(3.0)
+        assert net.t.path is PathState.CARRIED
+        assert net.b.transport.stream.received_bytes == unread + 10_000
+        assert net.t.stream.acked_bytes == (10_000 if not unread else unread)
+
+
+@sync
+async def test_a_relay_that_has_ended_a_path_is_told_from_one_that_was_lost() -> None:
+    async with Net() as net:
+        net.cut()
+        net.heal()
+        net.reactor.advance(2.0)
+        assert net.t.path is PathState.CARRIED
+        assert net.t.ended_by == ()
+        net.t.ended(CloseReason.PEER_GONE, local=False)
+        assert net.t.ended_by == (net.relay.key.public_key,)
+
+
+@sync
+async def test_of_relays_that_have_ended_paths_the_last_eight_are_known_in_their_order() -> None:
+    async with Net() as net:
+        relays = [SecretKey(bytes((n,)) * 32).public_key for n in range(1, 11)]
+        for relay in (*relays, relays[5]):
+            net.t.note_ended_by(relay)
+        assert net.t.ended_by == (*relays[2:5], *relays[6:], relays[5])
