@@ -222,7 +222,7 @@ async def test_what_came_with_the_proof_is_acknowledged_unread_but_no_more_than_
         net.reactor.advance(3.0)
         assert net.t.path is PathState.CARRIED
         assert net.b.transport.stream.received_bytes == unread + 10_000
-        assert net.t.stream.acked_bytes == (10_000 if not unread else unread)
+        assert net.t.stream.acked_bytes == (unread or 10_000)
 
 
 @sync
