@@ -50,7 +50,7 @@ class DialConfig:
     resume_entry_lifetime_s: float = 0.2
     #: Where there is something else to go by, the dial begins with that when discovery has not answered for so long.
     look_up_s: float = 1.0
-    #: Of that, how old an entry that was looked up may be: as old as discovery itself hands out a client's.
+    #: How old an entry may be that such a dial goes by: as old as the entries of clients that discovery hands out.
     earlier_entry_lifetime_s: float = 21_600.0
     #: Entries kept for all this.
     entries: int = 1_024
@@ -84,7 +84,7 @@ class Dial(TypingProtocol[S_contra, R]):
 
     @property
     def heeds_promise(self) -> bool:
-        """Whether the peer is spoken to in the clear if its entry does not promise end-to-end security, and else not."""
+        """Whether the peer's entry decides: it is spoken to in the clear unless that promises end-to-end security."""
 
     @property
     def ended_by(self) -> Sequence[PublicKey]:
@@ -176,7 +176,7 @@ class Dialer(Generic[S, R]):
 
     @contextmanager
     def searching(self, target: PublicKey) -> Iterator[None]:
-        """Within, what one dial to ``target`` has asked discovery goes on when it fails, for the next one."""
+        """Within, a question to discovery goes on when the dial to ``target`` that asked it fails: the next one needs it."""
         with self._lookups.holding(target) if self._lookups is not None else nullcontext():
             yield
 
@@ -250,7 +250,7 @@ class Dialer(Generic[S, R]):
                 raise DialError(str(target), race.attempts) from None
 
     async def _look_up(self, race: _Race[S, R]) -> tuple[Known, Deferred[Known] | None]:
-        """What to go by; and the question to discovery, where that has not been answered yet and it is something else."""
+        """What to go by; and the question to discovery, if it goes on because there is something else to begin with."""
         assert self._lookups is not None
         target = race.dial.target
         relays, wait_s = self._other_relays(race)
@@ -424,7 +424,7 @@ class _Race(Generic[S, R]):
         self._look()
 
     def _look(self) -> None:
-        """End the race if nothing can come of it any more: a transport that looks for a path asks again in a moment."""
+        """End the race if nothing is left to wait for; a transport waits for discovery in its next search instead."""
         if self._waiting or self._running or self._done.called:
             return
         if self._asking is None or self.dial.moves:
