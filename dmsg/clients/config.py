@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from dmsg.clients.dialer import DialConfig
+from dmsg.clients.dial import DialConfig
 from dmsg.clients.limits import ListenerLimits
 from dmsg.relays.pool import PoolConfig
 from dmsg.relays.scores import ScoreConfig

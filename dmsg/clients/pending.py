@@ -9,7 +9,7 @@ from typing import Protocol as TypingProtocol
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 
-from dmsg.clients.dialer import R
+from dmsg.clients.dial import R
 from dmsg.clients.sessions import ClientSession
 from dmsg.errors import DmsgError, StageError
 

@@ -16,7 +16,8 @@ from twisted.internet.task import deferLater
 
 from dmsg.address import HostPort, PinnedServer
 from dmsg.clients.config import RelayClientConfig
-from dmsg.clients.dialer import Dial, Dialer, R, StreamRequest
+from dmsg.clients.dial import Dial, R, StreamRequest
+from dmsg.clients.dialer import Dialer
 from dmsg.clients.errors import ClientStopped
 from dmsg.clients.limits import ListenerLimits
 from dmsg.clients.listener import ListeningPort

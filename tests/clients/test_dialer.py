@@ -10,7 +10,8 @@ from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
 from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 
-from dmsg.clients.dialer import DialConfig, Dialer, OpenedStream, StreamRequest
+from dmsg.clients.dial import DialConfig, OpenedStream, StreamRequest
+from dmsg.clients.dialer import Dialer
 from dmsg.crypto.keys import PublicKey, SecretKey
 from dmsg.discovery.entry import BASE_VERSION, SECURE_VERSION, ClientPart, Entry
 from dmsg.discovery.errors import DiscoveryUnavailable

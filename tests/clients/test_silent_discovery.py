@@ -13,7 +13,7 @@ from twisted.internet.protocol import Factory
 from twisted.internet.task import deferLater
 from zope.interface import implementer
 
-from dmsg.clients.dialer import DialConfig
+from dmsg.clients.dial import DialConfig
 from dmsg.crypto.keys import PublicKey, SecretKey
 from dmsg.discovery.entry import Entry
 from dmsg.discovery.errors import DiscoveryUnavailable, EntryNotFound, Unauthorized

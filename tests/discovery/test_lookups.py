@@ -9,7 +9,8 @@ from twisted.internet.task import Clock
 from zope.interface import implementer
 
 from benchmarks.census import census
-from dmsg.clients.dialer import DialConfig, Dialer
+from dmsg.clients.dial import DialConfig
+from dmsg.clients.dialer import Dialer
 from dmsg.crypto.keys import SecretKey
 from dmsg.discovery.entry import ClientPart, Entry
 from dmsg.discovery.errors import DiscoveryUnavailable, EntryNotFound

@@ -14,7 +14,8 @@ from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import Clock
 from zope.interface import implementer
 
-from dmsg.clients.dialer import DialConfig, Dialer
+from dmsg.clients.dial import DialConfig
+from dmsg.clients.dialer import Dialer
 from dmsg.crypto.keys import SecretKey
 from dmsg.discovery.entry import ClientPart, Entry, ServerPart
 from dmsg.discovery.errors import DiscoveryUnavailable, RanksError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twisted.internet.protocol import Factory
 
-from dmsg.clients.dialer import OpenedStream
+from dmsg.clients.dial import OpenedStream
 from dmsg.clients.limits import ListenerLimits
 from dmsg.clients.listener import ListeningPort
 from dmsg.clients.service import RelayClient

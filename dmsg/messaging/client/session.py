@@ -10,7 +10,7 @@ from typing import Protocol as TypingProtocol
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 
-from dmsg.clients.dialer import OpenedStream
+from dmsg.clients.dial import OpenedStream
 from dmsg.clients.pending import PendingStream
 from dmsg.clients.sessions import RelaySession
 from dmsg.clients.sessions import SessionUser as RelaySessionUser

@@ -32,16 +32,16 @@ class DialRequest:
 
     @property
     def moves(self) -> bool:
-        """See :class:`dmsg.clients.dialer.Dial`."""
+        """See :class:`dmsg.clients.dial.Dial`."""
         return self.resume is not None
 
     @property
     def heeds_promise(self) -> bool:
-        """See :class:`dmsg.clients.dialer.Dial`."""
+        """See :class:`dmsg.clients.dial.Dial`."""
         return self.security is Security.PREFER
 
     def through(self, session: ServerSession, *, promised: bool) -> Deferred[OpenedPath[ServerSession]]:
-        """See :class:`dmsg.clients.dialer.Dial`."""
+        """See :class:`dmsg.clients.dial.Dial`."""
         return self._request(session, self._carrier(session, promised))
 
     def _request(self, session: ServerSession, carrier: Carrier) -> Deferred[OpenedPath[ServerSession]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dmsg.clients.dialer import OpenedStream
+from dmsg.clients.dial import OpenedStream
 from dmsg.clients.pending import PendingStream, S
 from dmsg.errors import DmsgError
 from dmsg.mux.core.e2e_handshake import Resume

@@ -14,7 +14,7 @@ import pytest_twisted
 from twisted.internet.defer import Deferred, DeferredList, ensureDeferred
 from zope.interface import implementer
 
-from dmsg.clients.dialer import DialConfig
+from dmsg.clients.dial import DialConfig
 from dmsg.clients.limits import ListenerLimits
 from dmsg.crypto.keys import SecretKey
 from dmsg.errors import DialError, StageError

@@ -31,7 +31,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from dmsg.address import HostPort, PinnedServer
-from dmsg.clients.dialer import DialConfig
+from dmsg.clients.dial import DialConfig
 from dmsg.crypto.keys import SecretKey
 from dmsg.errors import RemoteProtocolError
 from dmsg.mux.client.service import ClientConfig, DmsgClient
