@@ -18,10 +18,9 @@ from dmsg.sansio.weights import Weights
 _REPEATS: Final = 4
 #: How often answers whose time is over are forgotten, in seconds.
 _SWEEP_S: Final = 15.0
-
-
-#: Answers that no relay has taken, in times the bytes of those that are kept: at one, no more requests are begun, at the first
-#: of these answers of what is at work are refused, and at the second, with the errors that tell of it, the oldest are forgotten.
+#: Answers that no relay has taken, in times the number and the bytes of those that are kept. At one, no more requests are begun;
+#: at the first of these, of bytes only, answers of what is at work are refused; at the second, with the errors that tell of it,
+#: the oldest are forgotten.
 _UNSENT_FITS: Final = 3
 _UNSENT: Final = 4
 
@@ -87,8 +86,9 @@ class Answers:
     A request is handed to its handler once. When it comes again, because its sender lost the relay over which the answer
     was to come, it is answered with the same bytes.
 
-    Those that no relay has taken yet are counted apart: to forget them is to lose them. While they have ``size_bytes``,
-    :attr:`has_room` is false, and no more are to be made; ``room()`` is called when there is room again.
+    Those that no relay has taken yet are counted apart: to forget them is to lose them. While there are ``count`` of them, or
+    they have ``size_bytes``, :attr:`has_room` is false, and no more are to be made; ``room()`` is called when there is room
+    again.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Answers:
     @property
     def has_room(self) -> bool:
         """Whether relays have taken enough of the answers that there were."""
-        return self._unsent.used < self._limit_bytes
+        return self._unsent.used < self._limit_bytes and self._unsent.count < self._limit
 
     def fits(self, size: int) -> bool:
         """Whether one of ``size`` bytes more could wait for a relay."""
@@ -181,8 +181,8 @@ class Answers:
             self._forget(key)
 
     def _bound(self) -> None:
-        for shelf, limit_bytes in ((self._kept, self._limit_bytes), (self._unsent, _UNSENT * self._limit_bytes)):
-            while (key := shelf.surplus(self._limit, limit_bytes)) is not None:
+        for shelf, times in ((self._kept, 1), (self._unsent, _UNSENT)):
+            while (key := shelf.surplus(times * self._limit, times * self._limit_bytes)) is not None:
                 self._forget(key)
         if self._call is None and self._requests:
             self._call = self._clock.callLater(_SWEEP_S, self._sweep)

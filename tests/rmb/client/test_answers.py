@@ -125,3 +125,29 @@ def test_nothing_more_is_begun_while_no_relay_takes_the_answers_and_what_has_no_
     refused = [one for one in outcomes if isinstance(one, CallRefused)]
     assert {one.code for one in refused} <= {PeerCode.BUSY} and len(refused) < 30
     assert len(begun) == 90 and all(len(one.data) == 5_000 for one in outcomes if one not in refused)
+
+
+def test_short_answers_that_no_relay_takes_are_not_lost_either(world: Any) -> None:
+    """There are more of them than are kept when they have been sent, and they have few bytes."""
+    scene = Scene(world, answers=20, relay_queue_bytes=1, handlers=20, waiting_requests=400)
+    gate: Deferred[None] = Deferred()
+
+    @scene.service.service("slow")
+    async def slow(request: Request) -> bytes:
+        waits: Deferred[None] = Deferred()
+        gate.addCallback(waits.callback)
+        await waits
+        return bytes(1_000)
+
+    calls = [ensureDeferred(scene.caller.call(SERVICE, "slow", timeout=60)) for _ in range(150)]
+    for call in calls:
+        call.addErrback(lambda failure: failure.value)
+    world.settle()
+    pipe = world.network.pipes_to(scene.relay.port)[0]
+    pipe.freeze()
+    gate.callback(None)
+    world.settle(5)
+    assert scene.service.exchange._answers.held_bytes < 80_000
+    pipe.thaw()
+    world.settle(10)
+    assert [len(call.result.data) if call.called else 0 for call in calls] == 150 * [1_000]  # type: ignore[attr-defined]
