@@ -70,18 +70,19 @@ class _Failures:
 
 
 class _Lane:
-    """A lane, and what it should hold: the sender whose turn is next is first."""
+    """A lane, and what it should hold, by its two kinds: the sender whose turn is next is first."""
 
     def __init__(self) -> None:
         self.lane = Lane(_FAILURES_TO_CLOSE, _BACKOFF)
-        self.waiting: dict[int, list[Outgoing]] = {}
+        self.waiting: dict[bool, dict[int, list[Outgoing]]] = {False: {}, True: {}}
+        self.next_kind = False
         self.failures = 0
         self.open_from, self.open_by = 0.0, 0.0
 
     def put(self, outgoing: Outgoing) -> None:
         self.lane.put(outgoing)
         assert outgoing.lane is self.lane
-        self.waiting.setdefault(outgoing.source, []).append(outgoing)
+        self.waiting[outgoing.connected_only].setdefault(outgoing.source, []).append(outgoing)
 
     def discard(self, outgoing: Outgoing) -> None:
         self.lane.discard(outgoing)
@@ -89,24 +90,27 @@ class _Lane:
         self._gone(outgoing)
 
     def take(self, most: int, max_bytes: int) -> list[Outgoing]:
-        """At most ``most`` and ``max_bytes``, but one; each sender has its oldest in turn; none but of one kind."""
+        """At most ``most`` and ``max_bytes``, but one; each sender has its oldest in turn; kinds have turns."""
         expected: list[Outgoing] = []
-        while self.waiting and len(expected) < most:
-            first = next(iter(self.waiting.values()))[0]
-            fits = sum(len(one.data) for one in (*expected, first)) <= max_bytes
-            if expected and not (fits and first.connected_only is expected[0].connected_only):
+        kind = self.next_kind if self.waiting[self.next_kind] else not self.next_kind
+        self.next_kind = not kind
+        waiting = self.waiting[kind]
+        while waiting and len(expected) < most:
+            first = next(iter(waiting.values()))[0]
+            if expected and sum(len(one.data) for one in (*expected, first)) > max_bytes:
                 break
             expected.append(first)
             self._gone(first)
-            if first.source in self.waiting:
-                self.waiting[first.source] = self.waiting.pop(first.source)
+            if first.source in waiting:
+                waiting[first.source] = waiting.pop(first.source)
         taken = self.lane.take(most, max_bytes)
         assert taken == expected and all(one.lane is None for one in taken)
         return taken
 
     def clear(self, most: int) -> list[Outgoing]:
         cleared = self.lane.clear(most)
-        assert cleared == [one for queue in self.waiting.values() for one in queue][:most]
+        queues = [queue for of_kind in self.waiting.values() for queue in of_kind.values()]
+        assert cleared == [one for queue in queues for one in queue][:most]
         assert all(one.lane is None for one in cleared)
         for one in cleared:
             self._gone(one)
@@ -127,17 +131,19 @@ class _Lane:
             self.open_from, self.open_by = now + pause_s / 2, now + pause_s
 
     def check(self, now: float) -> None:
-        assert bool(self.lane) == self.lane.busy == bool(self.waiting)
+        assert bool(self.lane) == self.lane.busy == any(self.waiting.values())
         assert self.lane.failures == self.failures
         assert self.lane.closed(now) or now >= self.open_from
         assert not self.lane.closed(now) or now < self.open_by
-        assert [(source, list(queue)) for source, queue in self.lane._queues.items()] == list(self.waiting.items())
+        for kind, queues in self.lane._queues.items():
+            assert [(source, list(queue)) for source, queue in queues.items()] == list(self.waiting[kind].items())
 
     def _gone(self, outgoing: Outgoing) -> None:
-        queue = self.waiting[outgoing.source]
+        waiting = self.waiting[outgoing.connected_only]
+        queue = waiting[outgoing.source]
         queue.remove(outgoing)
         if not queue:
-            del self.waiting[outgoing.source]
+            del waiting[outgoing.source]
 
 
 class _Relay:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from typing import Final
 
 from dmsg.rmb.core.twin import Twin
@@ -137,6 +137,7 @@ class Lane:
         "_backoff",
         "_closed_until",
         "_failures_to_close",
+        "_next",
         "_queues",
         "clearing",
         "failures",
@@ -147,7 +148,13 @@ class Lane:
     )
 
     def __init__(self, failures_to_close: int, backoff: Backoff) -> None:
-        self._queues: OrderedDict[int, OrderedDict[Outgoing, None]] = OrderedDict()
+        #: By whether the relay is only asked for a session, which is a post of its own, and by sender.
+        self._queues: dict[bool, OrderedDict[int, OrderedDict[Outgoing, None]]] = {
+            False: OrderedDict(),
+            True: OrderedDict(),
+        }
+        #: The one of these whose turn is next.
+        self._next = False
         self._failures_to_close = failures_to_close
         self._backoff = backoff
         self._closed_until = 0.0
@@ -161,47 +168,51 @@ class Lane:
         self.told_rate = self.told_at = 0.0
 
     def __bool__(self) -> bool:
-        return bool(self._queues)
+        return any(self._queues.values())
 
     @property
     def busy(self) -> bool:
         """Whether something waits or is being posted."""
-        return bool(self._queues or self.posting)
+        return bool(self or self.posting)
 
     def put(self, outgoing: Outgoing) -> None:
         """Let it wait behind its sender's others."""
         outgoing.lane = self
-        self._queues.setdefault(outgoing.source, OrderedDict())[outgoing] = None
+        self._queues[outgoing.connected_only].setdefault(outgoing.source, OrderedDict())[outgoing] = None
 
     def discard(self, outgoing: Outgoing) -> None:
         """It need not wait any more."""
         outgoing.lane = None
-        queue = self._queues[outgoing.source]
+        queues = self._queues[outgoing.connected_only]
+        queue = queues[outgoing.source]
         del queue[outgoing]
         if not queue:
-            del self._queues[outgoing.source]
+            del queues[outgoing.source]
 
     def take(self, most: int, max_bytes: int) -> list[Outgoing]:
         """The next ones, at most ``most`` and ``max_bytes``, but one if there is one. Each sender has one in turn.
 
-        All are for any session, or all for connected ones only.
+        All are for any session, or all for connected ones only; if both wait, they have turns, too.
         """
+        queues = self._queues[self._next] or self._queues[not self._next]
+        self._next = queues is self._queues[False]
         taken: list[Outgoing] = []
-        while self._queues and len(taken) < most:
-            source, queue = next(iter(self._queues.items()))
+        while queues and len(taken) < most:
+            source, queue = next(iter(queues.items()))
             first = next(iter(queue))
             max_bytes -= len(first.data)
-            if taken and (max_bytes < 0 or first.connected_only is not taken[0].connected_only):
+            if taken and max_bytes < 0:
                 break
             taken.append(first)
             self.discard(first)
             if queue:
-                self._queues.move_to_end(source)
+                queues.move_to_end(source)
         return taken
 
     def clear(self, most: int) -> list[Outgoing]:
-        """Take ``most``, in the order they came in for each sender."""
-        cleared = list(islice((outgoing for queue in self._queues.values() for outgoing in queue), most))
+        """Take ``most``, in the order they came in for each sender and kind."""
+        queues = chain.from_iterable(of_kind.values() for of_kind in self._queues.values())
+        cleared = list(islice(chain.from_iterable(queues), most))
         for outgoing in cleared:
             self.discard(outgoing)
         return cleared

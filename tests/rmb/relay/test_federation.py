@@ -449,6 +449,25 @@ def test_a_known_relay_gets_several_at_once_and_others_one_by_one(bench: Bench) 
     assert sizes == {"a": 256, "b": 1}
 
 
+def test_a_known_relay_gets_several_at_once_though_it_is_only_asked_for_some_of_them(bench: Bench) -> None:
+    """Those are posts of their own, and a sender has both kinds in any order."""
+    bench.relays.known = {"a"}
+    bench.relays.slow["a"] = []
+    for number in range(600):
+        bench.submit(f"kept {number}", "a", twin=7)
+        bench.submit(f"asked {number}", "a", "b", twin=8)
+    for _ in range(4):
+        bench.relays.answer_one("a")
+    assert [len(uids) for _, uids in bench.relays.posts[4:]] == 4 * [256]
+    assert sum(bench.relays.connected_only[4:]) == 2
+    for _ in range(6):
+        bench.relays.answer_one("a")
+    assert bench.federation.accepted == 1200 and len(bench.federation) == 0
+    for kind in ("kept", "asked"):
+        uids = [uid for _, uids in bench.relays.posts for uid in uids if uid.startswith(kind)]
+        assert uids == [f"{kind} {number}" for number in range(600)]
+
+
 def test_a_batch_is_bounded_in_bytes(bench: Bench) -> None:
     bench.relays.known = {"a"}
     bench.relays.slow["a"] = []
