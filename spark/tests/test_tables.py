@@ -323,6 +323,20 @@ def test_what_a_killed_run_left_takes_no_room_from_the_next(spark: SparkSession,
     assert found == [False, False]
 
 
+def test_a_run_that_fails_takes_nothing_from_another_one(spark: SparkSession, few: Lines, tmp_path: Path) -> None:
+    """A run that had been taken for dead goes on and fails, while the one that took its place is at work."""
+    other = tmp_path / "relay_failures" / "v=00000001-deadbeef"
+
+    def and_fail(step: str, done: int, total: int) -> None:
+        if step == "checks":
+            other.mkdir()
+            raise Crash
+
+    with pytest.raises(Crash):
+        _build(spark, tmp_path, few, and_fail)
+    assert [*tmp_path.glob("*/v=*")] == [other]
+
+
 def test_two_at_once(spark: SparkSession, few: Lines, tmp_path: Path) -> None:
     """While one builds, another is turned away and takes nothing from it; a note of the dead is void."""
 

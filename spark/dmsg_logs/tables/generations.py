@@ -200,11 +200,12 @@ def build_tables(
         if shown is not None and shown.is_of(source):
             return shown.rows
         _sweep(spark, tables, registry)  # what killed runs have left may take the room that this one needs
+        run = uuid.uuid4().hex[:8]
         try:
-            return _build_anew(spark, tables, source, registry, tell, renew, shown)
+            return _build_anew(spark, tables, source, registry, tell, renew, shown, run)
         except Exception:  # a full disk, above all: what is half made must not keep it full
             with contextlib.suppress(Exception):  # without a JVM it stays; the next run sweeps it
-                _sweep(spark, tables, registry)
+                _sweep(spark, tables, registry, of_run=run)  # not what another has that took its place
             raise
 
 
@@ -222,11 +223,12 @@ def _build_anew(
     tell: Progress,
     renew: Callable[[], lease.Owner],
     current: Manifest | None,
+    run: str,
 ) -> dict[str, int]:
-    """Make the generation after ``current``, and show it."""
+    """Make the generation after ``current``, and show it. ``run`` is in the names of its versions, and of no others."""
     batches = source.batches()
     generation = current.generation + 1 if current is not None else 1
-    version = f"v={generation:0{_GENERATION_DIGITS}d}-{uuid.uuid4().hex[:8]}"
+    version = f"v={generation:0{_GENERATION_DIGITS}d}-{run}"
     built = _Build(spark, tables, source)
     total = len(registry) + 3
     with workers() as pool:
@@ -363,12 +365,13 @@ def _read(spark: SparkSession, path: str, table: Table) -> DataFrame:
     return spark.read.schema(table.schema).parquet(paths.literally(path)).select(*table.names)
 
 
-def _sweep(spark: SparkSession, tables: str, registry: Iterable[str]) -> None:
-    """Delete every version of a table that neither the generation that is shown nor the one before names."""
+def _sweep(spark: SparkSession, tables: str, registry: Iterable[str], of_run: str = "") -> None:
+    """Delete every version of a table, or those that one run has made, but what the generation that is shown and the one
+    before name."""
     manifest = _shown(spark, tables)
     kept = {*manifest.tables.values(), *manifest.previous.values()} if manifest is not None else set()
     for name in sorted({*registry, *(path.partition("/")[0] for path in kept)}):
         for entry in paths.names(spark, paths.join(tables, name)):
             path = f"{name}/{entry}"
-            if entry.startswith("v=") and path not in kept:
+            if entry.startswith("v=") and entry.endswith(of_run) and path not in kept:
                 paths.delete(spark, paths.join(tables, path))
