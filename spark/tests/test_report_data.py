@@ -298,10 +298,11 @@ def test_clients_that_have_been_connected_for_long_are_counted(spark: SparkSessi
         "gone before": {"state": "closed", "closed_at": old + 60.0},
         "cut off within": {"state": "open", "run_over": True, "boot": "b2"},
         "cut off before": {"state": "open", "run_over": True, "boot": "b1"},
+        "of a relay that is gone for good": {"state": "open", "boot": "b0"},
         "of a client's log": {"state": "open", "role": "client"},
     }
     opened = {"role": "server", "node": "n", "boot": "b3", "opened_at": float(old), "date": date(old)}
-    runs = (("b1", True, old + 60.0), ("b2", True, within), ("b3", False, within))
+    runs = (("b0", False, old + 60.0), ("b1", True, old + 60.0), ("b2", True, within), ("b3", False, within))
     fleet: Rows = {
         "relay_hourly": [hour(RELAY, DAY + HOUR_S, bytes=1)],
         "connections": [{**opened, "remote": name, **end} for name, end in ends.items()],

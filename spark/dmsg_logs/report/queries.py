@@ -121,9 +121,9 @@ def totals(read: Reader, since: int, until: int) -> dict[str, float]:
 
 
 def _present(read: Reader, name: str, since: int, until: int) -> DataFrame:
-    """The connections, or sessions of twins, that relays had in the window, those opened before it included. What a run
-    that was cut off left open ended with the last line of that run."""
-    runs = read("log_quality").where("run_over").select(*RUN, F.col("last_at").alias("run_end"))
+    """The connections, or sessions of twins, that relays had in the window, those opened before it included. What is open
+    ends with the last line of its run: a relay that is killed and not started again does not say that its run is over."""
+    runs = read("log_quality").select(*RUN, F.col("last_at").alias("run_end"))
     opened_within, still_open = _days(since, until), F.col("state") == "open"
     ended = F.when(still_open, F.col("run_end")).otherwise(F.col("closed_at"))
     return (
