@@ -70,6 +70,8 @@ class Keeper:
         #: What ended sessions were given and is in the store all the same, and how much that is.
         self._undeleted: OrderedDict[SessionAddress, list[str]] = OrderedDict()
         self._undeleted_count = 0
+        #: Until when, on the clock, nothing is deleted, because that has just failed.
+        self._keeps_until = float("-inf")
 
     @property
     def pushing_bytes(self) -> int:
@@ -238,13 +240,25 @@ class Keeper:
         done = session.written_ids()
         if not done:
             return None
-        try:
-            await self._store.delete(session.address, done)
-        except StoreError as error:  # from a full disk the store can still read
-            self._background.complain("delivered envelopes cannot be deleted", error)
+        if not await self._delete(session.address, done):  # from a full disk the store can still read
             return str(done[-1])
         session.deleted(done)
         return None
+
+    async def _delete(self, address: SessionAddress, done: list[str]) -> bool:
+        """Delete ``done``, and give whether that is done.
+
+        After a failure nothing is tried for a while: a store that has to take a transaction back counts anew all that it has.
+        """
+        if self._clock.seconds() < self._keeps_until:
+            return False
+        try:
+            await self._store.delete(address, done)
+        except StoreError as error:
+            self._keeps_until = self._clock.seconds() + _RETRY_S
+            self._background.complain("delivered envelopes cannot be deleted", error)
+            return False
+        return True
 
     def _ask_again(self, session: Session) -> None:
         if session not in self._retries:
@@ -298,11 +312,8 @@ class Keeper:
                         self._returns.over()
                 if full and self._give_back(address, full, unwritten[at:]):
                     break
-            if done:
-                await self._store.delete(address, done)
-        except StoreError as error:
-            self._background.complain("delivered envelopes cannot be deleted", error)
-            self._remember(address, done)
+            if done and not await self._delete(address, done):
+                self._remember(address, done)
         finally:
             self._switch.returning.give_back(network, size)
             self._next(address, line)

@@ -245,6 +245,29 @@ def test_a_store_that_cannot_delete_is_read_to_its_end_and_gives_nothing_twice(
     assert uids(world.connect(2)) == []
 
 
+def test_a_store_that_cannot_delete_is_not_asked_to_for_each_page_and_session(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store in a file takes the transaction back then, and counts all that it has."""
+    tried: list[float] = []
+
+    def delete(*arguments: Any) -> Deferred[None]:
+        tried.append(world.network.seconds())
+        return fail(StoreUnavailable("full"))
+
+    monkeypatch.setattr(world.store, "delete", delete)
+    alice = world.connect(1)
+    sent = [str(at) for at in range(250)]
+    for name in "abc":
+        alice.send(*[alice.envelope(SessionAddress(2, name), uid=uid) for uid in sent])
+    for name in "abc":
+        bob = world.connect(2, name)
+        world.settle()
+        assert uids(bob) == sent
+        bob.leave()
+    assert len(tried) <= 1 + (tried[-1] - tried[0]) / 2
+
+
 @pytest.mark.parametrize("fails", [True, False])
 def test_what_cannot_be_deleted_for_ended_sessions_is_remembered_within_bounds(
     world: World, monkeypatch: pytest.MonkeyPatch, fails: bool
