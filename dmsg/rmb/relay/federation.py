@@ -31,6 +31,8 @@ from dmsg.sansio.backoff import Backoff
 from dmsg.sansio.jitter import RandomNumbers
 
 ACCEPTED: Final = 202
+#: The answer about a session that a relay was only asked for, and does not have.
+_NOT_HERE: Final = 404
 #: Answers of 400 to 499 that may be another one soon: time-out, too early, too many requests.
 _PASSING: Final = frozenset((408, 425, 429))
 #: Why there is no answer to what has certainly not been taken.
@@ -315,8 +317,11 @@ class Federation:
         lane.posting -= 1
         self._posting -= 1
         now = self._clock.seconds()
+        failed = len(batch)
         if isinstance(outcome, list):
-            reason = _reason(outcome)
+            asked = batch[0].connected_only
+            told = [status for status in outcome if not (asked and status == _NOT_HERE)]
+            reason, failed = _reason(told), len(told)
             lane.answered()
         else:
             outcome.trap(NotPosted)
@@ -329,8 +334,8 @@ class Federation:
         elapsed_ms = (now - began) * 1000
         if ok:
             self._emit(FederationAttempted(relay, True, Reason.NONE, elapsed_ms, ok))
-        if ok < len(batch):
-            self._emit(FederationAttempted(relay, False, reason, elapsed_ms, len(batch) - ok))
+        if failed > ok:
+            self._emit(FederationAttempted(relay, False, reason, elapsed_ms, failed - ok))
         self._tell_rank(relay, lane, now)
         for outgoing, status in zip(batch, outcome, strict=True):
             if outgoing.done:

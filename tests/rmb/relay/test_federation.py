@@ -432,6 +432,27 @@ def test_an_envelope_that_several_relays_do_not_take_fails_once_and_as_that_of_o
     assert len(bench.federation) == 0
 
 
+@pytest.mark.parametrize(
+    ("a", "b", "failures"),
+    [
+        (404, 202, []),
+        ([404, 202], [404, 202], []),
+        ([404, 503], [503, 202], 2 * [Reason.ANSWERED_5XX]),
+        (404, 404, 2 * [Reason.ANSWERED_4XX]),  # from where it could have waited
+    ],
+)
+def test_a_relay_that_is_asked_for_a_session_and_does_not_have_it_has_not_failed(
+    bench: Bench, a: Any, b: Any, failures: list[Reason]
+) -> None:
+    """There may be an alarm for relays that refuse envelopes."""
+    bench.relays.known = {"a", "b"}
+    bench.relays.answers.update(a=a, b=b)
+    bench.submit("x", "a", "b")
+    attempts = [one for one in bench.events if isinstance(one, FederationAttempted)]
+    assert [one.reason for one in attempts if not one.ok] == failures
+    assert sum(one.count for one in attempts if one.ok) == bench.federation.accepted
+
+
 # --- many ----------------------------------------------------------------------------------------------------------------
 
 
