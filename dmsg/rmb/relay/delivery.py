@@ -230,23 +230,33 @@ class Delivery:
 
         With ``connected_only``, or if it shall fail fast, it is taken only if its session is connected. The caller flushes.
         """
-        counts = self._switch.counts
-        counts.ingested += 1
-        counts.bytes += len(data)
         to = SessionAddress.of(envelope.destination)
         if self._switch.deliver(to, data):
+            self._count(data)
             return _ACCEPTED
+        is_asked = connected_only
+        if not is_asked:
+            self._count(data)
         connected_only = connected_only or fails_fast(envelope.tags)
         if connected_only and not self._store.shared and to not in self._switch.sessions:
             return _OFFLINE
         if self.keeper.pushing_bytes + len(data) > self._limits.queued_total_bytes:
             self._switch.note(envelope.source.twin, RelayProblem.NOT_STORED)
             return _UNAVAILABLE
-        return ensureDeferred(self._accept(Parcel(outline(envelope), data, to, None), connected_only))
+        return ensureDeferred(self._accept(Parcel(outline(envelope), data, to, None), connected_only, is_asked))
 
-    async def _accept(self, parcel: Parcel, connected_only: bool) -> int:
+    def _count(self, data: bytes) -> None:
+        """Count what another relay has posted, but not what it only asks about a session that is not here: it posts that
+        again, to this relay or to another one."""
+        counts = self._switch.counts
+        counts.ingested += 1
+        counts.bytes += len(data)
+
+    async def _accept(self, parcel: Parcel, connected_only: bool, is_asked: bool) -> int:
         if connected_only and parcel.to not in self._switch.sessions and not await self._store.connected(parcel.to):
             return _OFFLINE
+        if is_asked:
+            self._count(parcel.data)
         problem = await self._attempt(self.keeper.keep(parcel.to, parcel.data, parcel.envelope))
         if problem is None:
             return _ACCEPTED

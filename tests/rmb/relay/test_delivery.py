@@ -943,6 +943,20 @@ def test_what_another_relay_brings_goes_to_the_session_or_waits_for_it(world: Wo
     assert not federation.submitted and not federation.asked  # what a relay brings goes to no other one
 
 
+def test_what_another_relay_asks_about_a_session_that_is_not_here_does_not_count_as_posted(
+    world: World, federation: Federation
+) -> None:
+    """It posts the envelope again, here or to another relay."""
+    bob = world.connect(2)
+    envelope = bob.envelope(2, uid="a")
+    envelope.source.twin = 70
+    size, counts = len(envelope.SerializeToString()), world.relay.switch.counts
+    assert accept(world, envelope, True) == 202 and (counts.ingested, counts.bytes) == (1, size)
+    bob.leave()
+    assert accept(world, envelope, True) == 404 and (counts.ingested, counts.bytes) == (1, size)
+    assert accept(world, envelope) == 202 and (counts.ingested, counts.bytes) == (2, 2 * size)
+
+
 def test_what_is_given_up_while_the_store_does_not_answer_is_refused_without_a_traceback(
     world: World, monkeypatch: pytest.MonkeyPatch, logged_errors: Any
 ) -> None:
