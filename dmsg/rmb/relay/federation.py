@@ -136,7 +136,7 @@ class Federation:
         and the destination may be connected to another one only.
         """
         relays = self._relays(twin)
-        known = [relay for relay in relays if self._poster.knows(relay)] if len(relays) > 1 else []
+        known = self._to_ask(relays)
         outgoing = Outgoing(envelope, data, twin, expires_at, moved_here=moved_here, connected_only=bool(known))
         return self._start(outgoing, known or relays)
 
@@ -173,6 +173,10 @@ class Federation:
         """Those that an envelope for ``twin`` may go to. Each is one, and has the room of one, in whatever case it is written."""
         names = dict.fromkeys(relay.lower() for relay in twin.relays)
         return [relay for relay in names if relay not in self._domains]
+
+    def _to_ask(self, relays: list[str]) -> list[str]:
+        """Those of the relays of a twin that are asked for its session before one of them keeps an envelope."""
+        return [relay for relay in relays if self._poster.knows(relay)] if len(relays) > 1 else []
 
     def _start(self, outgoing: Outgoing, relays: list[str]) -> RelayProblem | None:
         if not relays:
@@ -274,9 +278,19 @@ class Federation:
             self._finish(outgoing)
             outgoing.moved_here(outgoing.in_doubt)
         elif self._relays(twin):
-            self._pass(outgoing)
+            self._ask(outgoing)
         else:
             self._give_up(outgoing, RelayProblem.NO_RELAYS_LATER)
+
+    def _ask(self, outgoing: Outgoing) -> None:
+        """Begin anew, as at first: the twin may have come to another of its relays, or have others by now."""
+        known = self._to_ask(self._left(outgoing))
+        if not known:
+            self._pass(outgoing)
+            return
+        outgoing.connected_only = True
+        outgoing.candidates = self._ranker.order(known, self._clock.seconds())[::-1]
+        self._advance(outgoing)
 
     def _pass(self, outgoing: Outgoing) -> None:
         now, ranker, poster = self._clock.seconds(), self._ranker, self._poster

@@ -432,6 +432,18 @@ def test_an_envelope_that_several_relays_do_not_take_fails_once_and_as_that_of_o
     assert len(bench.federation) == 0
 
 
+def test_relays_that_a_twin_has_by_the_time_it_is_looked_up_again_are_asked_for_the_session_too(bench: Bench) -> None:
+    bench.relays.known = {"b", "c"}
+    bench.relays.answers.update(a=Reason.TIMEOUT, b=404, c=202)
+    bench.submit("x", "a")
+    bench.pass_time(1)
+    bench.registry.twins[7] = Twin(7, bytes(32), ("b", "c"))
+    bench.pass_time(10)
+    assert bench.relays.asked[-1] == "c" and bench.federation.accepted == 1
+    asked = [only for relay, only in zip(bench.relays.asked, bench.relays.connected_only, strict=True) if relay != "a"]
+    assert asked and all(asked), "either of them would keep it"
+
+
 @pytest.mark.parametrize(
     ("a", "b", "failures"),
     [
