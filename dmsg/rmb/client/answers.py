@@ -18,9 +18,9 @@ from dmsg.sansio.weights import Weights
 _REPEATS: Final = 4
 #: How often answers whose time is over are forgotten, in seconds.
 _SWEEP_S: Final = 15.0
-#: Answers that no relay has taken, in times the number and the bytes of those that are kept. At one, no more requests are begun;
-#: at the first of these, of bytes only, answers of what is at work are refused; at the second, with the errors that tell of it,
-#: the oldest are forgotten.
+#: Answers that no relay has taken, as multiples of the number and of the bytes of those that are kept. At one, no more requests
+#: are begun. Above the first of these multiples of the bytes, answers of what is at work are refused; above the second, of
+#: bytes or number, the oldest are forgotten, also errors.
 _UNSENT_FITS: Final = 3
 _UNSENT: Final = 4
 
