@@ -150,7 +150,9 @@ class Delivery:
         except RegistryError as error:
             self.background.complain("a twin cannot be looked up", error)
             return RelayProblem.REGISTRY_FAILED
-        except StoreFull:
+        except StoreFull as full:
+            if full.scope == "disk":  # which is not for senders to mend, but for who runs the relay
+                self.background.complain("an envelope cannot be stored", full)
             return RelayProblem.NOT_STORED
         except StoreError as error:
             self.background.complain("an envelope cannot be stored", error)

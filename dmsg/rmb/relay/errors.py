@@ -37,10 +37,10 @@ class NotTrusted(RemoteProtocolError):
 
 
 class StoreFull(StoreError):
-    """There is no room for the envelope: ``scope`` is ``queue``, ``twin``, ``source`` or ``store``."""
+    """There is no room for the envelope: ``scope`` is ``queue``, ``twin``, ``source``, ``store``, or ``disk``."""
 
     def __init__(self, scope: str) -> None:
-        super().__init__(f"no room in the {scope}")
+        super().__init__("the disk is full" if scope == "disk" else f"no room in the {scope}")
         self.scope = scope
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from twisted.internet.defer import Deferred, fail, succeed
+from twisted.logger import formatEvent, globalLogPublisher
 
 from dmsg.eventlog import schema as ev
 from dmsg.glue.websocket import WebSocketUrl, connect_websocket
@@ -214,6 +215,21 @@ def test_while_the_store_fails_sessions_get_what_is_sent_now_and_later_what_was_
         assert uids(bob) == ["now", "still"]
     world.network.advance(5)
     assert uids(bob) == ["now", "still", "stored"]
+
+
+def test_that_the_disk_of_the_store_is_full_is_said_in_the_log_but_not_that_a_twin_has_no_room(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    globalLogPublisher.addObserver(observer := lambda event: said.append(formatEvent(event)))
+    try:
+        alice = world.connect(1)
+        for scope in ("twin", "disk"):
+            monkeypatch.setattr(world.store, "push", lambda *_, of=scope: fail(StoreFull(of)))
+            alice.send(alice.envelope(2, uid=scope))
+    finally:
+        globalLogPublisher.removeObserver(observer)
+    assert [text for text in said if "stored" in text] == ["an envelope cannot be stored: the disk is full"]
 
 
 def test_a_store_that_cannot_delete_is_read_to_its_end_and_gives_nothing_twice(

@@ -220,7 +220,7 @@ async def test_a_file_leaves_the_room_on_its_disk_without_which_nothing_can_be_d
     store = open_queues(f"sqlite:{tmp_path / 'queues'}", reactor)
     await push(store, "1")
     free = sqlite_stores.FREE_BYTES
-    with pytest.raises(StoreFull):
+    with pytest.raises(StoreFull, match="the disk is full"):
         await store.push(BOB, envelope("2"), NOW + 1, NOW + 300, 2)
     assert await texts(store) == ["1"]
     await store.delete(BOB, [one.id for one in await store.read(BOB, None, 1, 1, NOW)])

@@ -133,7 +133,7 @@ class QueueTable:
         size = _size(session, len(data))
         limits = self._limits
         if self._path and not self._has_disk(connection, size, now):
-            raise StoreFull("store")
+            raise StoreFull("disk")
         self._make_room(connection, "queue", session, source, size, limits.queue_bytes, limits.queue_envelopes)
         more = size + self._for_queue(session, source)
         self._make_room(connection, "twin", session, source, more, limits.twin_bytes)
