@@ -171,8 +171,6 @@ class Gateway:
             nonlocal lost_at, was_given_back
             if requests is not None:
                 await requests.room()
-            elif not await self.services.room():
-                return
             if lost_at is not None:
                 # At once, and when all is over. What is being sent is taken anew each time, and before all others.
                 is_over = self._reactor.seconds() - lost_at > 2 * TAKE_S
@@ -194,7 +192,9 @@ class Gateway:
                 take(data)
 
         while not self._stopping:
-            await self._try_until_done(one, taker.key)
+            # Without room Redis is not asked, and what was wrong with it may be so still.
+            if requests is not None or await self.services.room():
+                await self._try_until_done(one, taker.key)
 
     # --- what is known of Redis --------------------------------------------------------------------------------------
 

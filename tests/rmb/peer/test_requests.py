@@ -23,9 +23,10 @@ from dmsg.rmb.client.exchange import Accepted
 from dmsg.rmb.core.address import SessionAddress
 from dmsg.rmb.core.messages import OutgoingRequest
 from dmsg.rmb.core.wire import Backlog, Envelope, parse_envelope
-from dmsg.rmb.peer import requests
+from dmsg.rmb.peer import gateway, requests, services
 from dmsg.rmb.peer.commands import BACKLOG, LOCAL, LOCAL_TAKEN, REPLY, REPLY_TAKEN
 from dmsg.rmb.peer.redis import RedisLists
+from dmsg.sansio.backoff import Backoff
 
 from .conftest import Peer, answer_to
 
@@ -231,6 +232,22 @@ async def test_requests_that_come_faster_than_they_are_answered_wait_in_their_li
         peer.exchange.give(answer_to(envelope, b"pong"))
         answer = await peer.take("answers")
         assert (answer["ref"], answer["err"]) == (str(number), None)
+
+
+@pytest_twisted.ensureDeferred
+async def test_what_is_wrong_with_a_list_is_not_forgotten_while_nothing_is_taken_from_it(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Answers are left in theirs while relays do not take those that there are."""
+    monkeypatch.setattr(services, "ROOM_S", 0.0)
+    monkeypatch.setattr(gateway, "_REDIS_PAUSES", Backoff(0.001, 0.001))
+    await peer.ask("SET", REPLY, "no list")
+    while not peer.gateway.redis_problem.startswith("WRONGTYPE"):
+        await peer.ask("PING")
+    peer.exchange.takes_answers = False
+    for _ in range(200):
+        await peer.ask("PING")
+        assert peer.gateway.redis_problem.startswith("WRONGTYPE")
 
 
 @pytest_twisted.ensureDeferred
