@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -24,16 +25,29 @@ def write(terminal: Terminal, blocks: dict[str, str]) -> None:
             (terminal.directory / name).write_text(body)
 
 
+def free_ports(*written: str) -> dict[str, str]:
+    """A free port for each of those that a page names."""
+    return {port: str(free_port()) for port in written}
+
+
+def with_ports(text: str, ports: Mapping[str, str]) -> str:
+    """The text with other ports, all replaced at once: a free port may hold the digits of the next one that is written."""
+    return re.sub(rf"\b(?:{'|'.join(ports)})\b", lambda found: ports[found[0]], text)
+
+
+def test_no_port_is_replaced_in_another_one() -> None:
+    ports = {"9090": "38080", "8080": "35445"}
+    assert with_ports("on 9090 and 8080, not 80801", ports) == "on 38080 and 35445, not 80801"
+
+
 def test_the_readme(terminal: Terminal) -> None:
     blocks = runnable_blocks(ROOT / "README.rst")
     assert set(blocks) == {"echo.py", "shell"}
     write(terminal, blocks)
-    ports = {"9090": str(free_port()), "8080": str(free_port())}
+    ports = free_ports("9090", "8080")
     output = ""
     for line in commands(blocks["shell"]):
-        command = line
-        for written, free in ports.items():
-            command = command.replace(written, free)
+        command = with_ports(line, ports)
         if command.startswith("export "):
             name, _, value = command.removeprefix("export ").partition("=")
             terminal.environ[name] = value
@@ -81,9 +95,9 @@ def test_access_policies(terminal: Terminal, network: Callable[[], None]) -> Non
 
 
 def test_a_network_in_a_file(terminal: Terminal) -> None:
-    text = runnable_blocks(DOCS / "tutorial" / "own-network.rst")["network.toml"]
-    for written in ("9090", "8080", "9100"):
-        text = text.replace(written, str(free_port()))
+    text = with_ports(
+        runnable_blocks(DOCS / "tutorial" / "own-network.rst")["network.toml"], free_ports("9090", "8080", "9100")
+    )
     (terminal.directory / "network.toml").write_text(text)
     terminal.run("dmsg keygen relay.key")
     for role in ("dmsg-discovery", "dmsg-server"):
@@ -93,8 +107,7 @@ def test_a_network_in_a_file(terminal: Terminal) -> None:
 
 def test_one_program_is_reached_in_both_protocols(terminal: Terminal) -> None:
     blocks = runnable_blocks(DOCS / "tutorial" / "two-protocols.rst")
-    for written in ("9090", "8080", "8081"):
-        blocks["network.toml"] = blocks["network.toml"].replace(written, str(free_port()))
+    blocks["network.toml"] = with_ports(blocks["network.toml"], free_ports("9090", "8080", "8081"))
     write(terminal, blocks)
     for name in ("relay", "older", "me"):
         terminal.run(f"dmsg keygen {name}.key")
@@ -109,8 +122,8 @@ def test_one_program_is_reached_in_both_protocols(terminal: Terminal) -> None:
 
 def test_two_services_of_the_message_bus_call_each_other(terminal: Terminal) -> None:
     blocks = runnable_blocks(DOCS / "tutorial" / "rmb.rst")
-    port = str(free_port())
-    blocks = {name: body.replace("8080", port) for name, body in blocks.items()}
+    ports = free_ports("8080")
+    blocks = {name: with_ports(body, ports) for name, body in blocks.items()}
     write(terminal, blocks)
     assert [terminal.run(command) for command in commands(blocks["twins"])] == ["1\n", "2\n"]
     (relay,) = commands(blocks["relay"])
