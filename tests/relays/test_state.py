@@ -343,6 +343,21 @@ async def test_a_client_remembers_the_relays_it_chose(world):
         )
 
 
+def connected_for_months(world):
+    """A client that has held sessions with two relays for as long as one that is not connected is remembered."""
+    for number in range(2):
+        world.add(number)
+    client = world.client()
+    world.memory.advance(5)
+    world.memory.advance(module.AGE_LIMIT_S)
+    return client
+
+
+def remembered(world):
+    """What the file holds now."""
+    return {one.public_key for one in opened(world.path, world.memory.clock.seconds()).relays}
+
+
 @pytest_twisted.ensureDeferred
 async def test_relays_that_were_connected_all_the_time_are_not_forgotten(world):
     """What counts is when a relay was connected last, and not when its connection began."""
@@ -354,39 +369,28 @@ async def test_relays_that_were_connected_all_the_time_are_not_forgotten(world):
         world.memory.advance(module.AGE_LIMIT_S)
         assert set(client.pool.sessions) == {*RELAYS[:2]}
         await client.stopService()
-        now_s = world.memory.clock.seconds()
-        assert {one.public_key for one in opened(world.path, now_s).relays} == {*RELAYS[:2]}
+        assert remembered(world) == {*RELAYS[:2]}
 
 
 @pytest_twisted.ensureDeferred
 async def test_a_relay_that_was_lost_after_months_is_not_forgotten(world):
     async with world:
-        for number in range(2):
-            world.add(number)
-        client = world.client()
-        world.memory.advance(5)
-        world.memory.advance(module.AGE_LIMIT_S)
+        client = connected_for_months(world)
         world.memory.refuse(place(0).host)
         client.pool.sessions[RELAYS[0]].abort()
         world.memory.advance(3600)
         await client.stopService()
-        now_s = world.memory.clock.seconds()
-        assert {one.public_key for one in opened(world.path, now_s).relays} == {*RELAYS[:2]}
+        assert remembered(world) == {*RELAYS[:2]}
 
 
 @pytest_twisted.ensureDeferred
 async def test_a_relay_that_comes_back_says_that_the_other_one_is_still_there(world):
     async with world:
-        for number in range(2):
-            world.add(number)
-        client = world.client()
-        world.memory.advance(5)
-        world.memory.advance(module.AGE_LIMIT_S)
+        client = connected_for_months(world)
         client.pool.sessions[RELAYS[0]].abort()
         world.memory.advance(10)
         assert set(client.pool.sessions) == {*RELAYS[:2]}
-        now_s = world.memory.clock.seconds()
-        assert {one.public_key for one in opened(world.path, now_s).relays} == {*RELAYS[:2]}
+        assert remembered(world) == {*RELAYS[:2]}
 
 
 @pytest_twisted.ensureDeferred
