@@ -88,7 +88,7 @@ def _size(value: Any) -> int:
         except ValueError as error:
             raise ValueError(str(error).replace("a whole number", "a size such as 1000, 64MiB or 2G")) from None
     unit = match[2].upper()
-    base = 1000 if len(unit) == 2 else 1024
+    base = 1000 if unit[1:] == "B" else 1024
     return _in_range(int(match[1]) * int(base ** "BKMGT".index(unit[0])))
 
 

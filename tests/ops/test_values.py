@@ -38,6 +38,8 @@ class Colour(Enum):
         (values.SIZE, "64MiB", 64 << 20),
         (values.SIZE, "2 G", 2 << 30),
         (values.SIZE, "1kb", 1000),
+        (values.SIZE, "64Ki", 64 << 10),
+        (values.SIZE, "3 mi", 3 << 20),
         (values.SIZE, "5B", 5),
         (values.SIZE, 7, 7),
         (values.FLAG, "On", True),
