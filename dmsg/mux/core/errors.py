@@ -10,7 +10,7 @@ from dmsg.mux.core.wire import CloseReason, reason_name
 from dmsg.relays.errors import RelayFault
 
 #: Why relays refuse a connection, as they say it (TLV ``reason``), and what every other text counts as.
-SERVER_REFUSALS: Final = ("server_draining", "too many connections")
+SERVER_REFUSALS: Final = ("server_draining", "too many connections", "connections_per_address")
 REFUSED_BY_SERVER: Final = "refused by server"
 
 

@@ -275,6 +275,16 @@ async def test_a_connection_refused_for_want_of_room() -> None:
 
 
 @sync
+async def test_a_connection_refused_because_its_address_has_too_many() -> None:
+    async with Net(replace(LIMITS, connections_per_address=2)) as net:
+        await net.wait(net.alice.dial(net.bob.public_key))  # neither is idle, so that none makes room
+        client = net.new_client(config=CONFIG)
+        error = await net.failure(client.dial(net.bob.public_key))
+        assert isinstance(error, ConnectionRefusedByServer)
+        assert error.reason == "connections_per_address"
+
+
+@sync
 async def test_a_connection_refused_by_a_server_that_is_going_down() -> None:
     async with Net() as net:
         net.relay.switch.draining = True

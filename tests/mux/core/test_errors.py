@@ -28,6 +28,11 @@ from dmsg.relays.errors import ServerLost
             {"reason": "too many connections"},
         ),
         (
+            ConnectionRefusedByServer("connections_per_address"),
+            "the server refused the connection: connections_per_address",
+            {"reason": "connections_per_address", "own_text": "connections_per_address"},
+        ),
+        (
             ConnectionRefusedByServer("\x1b]0;owned\x07\nvertrau mir \u202e"),
             r"the server refused the connection: '\x1b]0;owned\x07\nvertrau mir \u202e'",
             {"reason": "refused by server"},
