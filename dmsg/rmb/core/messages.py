@@ -38,7 +38,7 @@ REPLY_LIST: Final = "msgbus.system.reply"
 #: What the public peer gives answers of services to live, before it cuts that to MAX_TTL_S.
 _RESPONSE_TTL_S: Final = 3600
 _VERSION: Final = 1
-_LAST_NUMBER: Final = 2**63 - 1
+_LAST_NUMBER: Final = 2**64 - 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from .conftest import DERIVED, LIVE
 KINDS = (OutgoingRequest, IncomingRequest, OutgoingResponse, IncomingResponse)
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=30)
 OPTIONAL = st.none() | TEXTS
-NUMBERS = st.integers(0, 2**63 - 1)
+NUMBERS = st.integers(0, 2**64 - 1)
 TWINS = st.integers(1, 2**32 - 1)
 PAYLOADS = st.binary(max_size=50)
 ADDRESSES = st.builds(SessionAddress, TWINS, OPTIONAL)
@@ -86,6 +86,14 @@ def test_messages_are_read_as_they_were_written(message):
 def test_any_bytes_are_a_message_or_refused(kind, data):
     with pytest.raises(InvalidMessage):
         kind.from_json(data)
+
+
+def test_a_service_can_read_every_request_that_a_twin_may_send():
+    envelope = Envelope(uid="1", expiration=2**64 - 1, timestamp=7)
+    envelope.source.twin = 2**32 - 1
+    envelope.request.command = "c"
+    request = IncomingRequest.of(envelope, b"")
+    assert IncomingRequest.from_json(request.to_json()) == request
 
 
 def test_a_derived_outgoing_request():
@@ -173,7 +181,7 @@ def test_what_is_no_base64(kind, members, value):
         ({"cmd": "\ud800"}, "cmd is not Unicode"),
         ({"exp": -1}, "exp is not a number"),
         ({"exp": True}, "exp is not a number"),
-        ({"exp": 2**63}, "exp is not a number"),
+        ({"exp": 2**64}, "exp is not a number"),
         ({"now": None}, "now is missing"),
         ({"tag": "t" * 1025}, "tag is longer"),
         ({"shm": 5}, "shm is not a string"),
