@@ -61,6 +61,11 @@ class Options(RoleOptions):
                 break
         super().parseOptions(words)
 
+    def opt_debug(self) -> None:
+        """Taken because the public relay has it, and does nothing: what is logged does not depend on it"""
+
+    opt_d = opt_debug
+
 
 class RmbRelayService(RoleService):
     """A relay with its registry, store and metrics, as a Twisted service."""

@@ -57,7 +57,7 @@ def test_the_flags_of_the_public_relay_are_taken() -> None:
             "-s",
             "ws://two",
         ),
-        *("-w", "10", "-u", "5", "-l", "tcp:8080", "-p", "60", "--catchup-threshold", "9"),
+        *("-w", "10", "-u", "5", "-l", "tcp:8080", "-p", "60", "--catchup-threshold", "9", "-dd", "--debug"),
     )
     assert settings.domain == ("a.example", "b.example") and settings.substrate == ("ws://one", "ws://two")
     assert (settings.redis, settings.listen, settings.ranker_period) == ("redis://localhost:6379", "tcp:8080", 60.0)
