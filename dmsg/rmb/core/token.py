@@ -100,7 +100,7 @@ def read_token(text: str | None, now: float, max_lifetime_s: int = MAX_TOKEN_LIF
         signed=text.rpartition(".")[0].encode(),
         signature=signature,
     )
-    if now > token.expires:
+    if int(now) > token.expires:  # in whole seconds, as the public relay counts: the last one counts in full
         raise TokenRefused(401, "invalid jwt: jwt has expired", "token expired")
     if token.issued > now + MAX_AHEAD_S:
         raise TokenRefused(401, "invalid jwt: jwt is not valid yet", "token from the future")

@@ -161,7 +161,7 @@ def test_no_token_at_all():
 
 def test_tokens_end_and_begin():
     text = make_token(KEY, 1, None, NOW)
-    check_token(read_token(text, NOW + 60), KEY.account)
+    check_token(read_token(text, NOW + 60.9), KEY.account)
     assert refusal(text, NOW + 61) == (401, "invalid jwt: jwt has expired")
     check_token(read_token(text, NOW - 300), KEY.account)
     assert refusal(text, NOW - 301) == (401, "invalid jwt: jwt is not valid yet")
