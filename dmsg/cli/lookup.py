@@ -35,7 +35,7 @@ async def list_servers(call: Invocation, reactor: Any) -> None:
     async with open_discovery(call.settings, reactor) as discovery:
         _require(discovery)
         found = await discovery.available_servers(call.settings.protocol)
-    rows = [(str(one.static), one.server.address, one.server.available_connections) for one in found]
+    rows = [(str(one.static), str(one.server.host_port), one.server.available_connections) for one in found]
     listed = [{"public_key": key, "address": address, "available": room} for key, address, room in rows]
     # as --server takes them
     lines = [f"{key}@{address}  {room} connections available" for key, address, room in rows]
@@ -60,7 +60,8 @@ async def show_entry(call: Invocation, reactor: Any, public_key: PublicKey) -> N
             "client via  no server"
         ]
     if found.server is not None:
-        lines.append(f"server at   {found.server.address} ({found.server.available_connections} connections available)")
+        room = found.server.available_connections
+        lines.append(f"server at   {found.server.host_port} ({room} connections available)")
     call.out.result(json.loads(found.to_json()), *lines)
 
 

@@ -117,14 +117,15 @@ class ServerPart:
     def host_port(self) -> HostPort:
         """Where to connect. Raises ``InvalidAddress`` for anything but ASCII host and port.
 
-        ``port`` counts when ``address`` has none.
+        ``port`` counts when ``address`` has none; an IPv6 address then needs no brackets.
         """
         try:
             return HostPort.parse(self.address)
         except InvalidAddress:
             if not self.port:
                 raise
-        return HostPort.parse(f"{self.address}:{self.port}")
+        bare = ":" in self.address and not self.address.startswith("[")
+        return HostPort.parse(f"[{self.address}]:{self.port}" if bare else f"{self.address}:{self.port}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -273,7 +273,7 @@ def _check_form(entry: Entry, plain: _Plain) -> None:
     wanted = plain.formless
     if plain.server is not None:
         address, port = plain.server["address"], plain.server["port"]
-        texts = (address, f"{address}:{port}") if port else (address,)
+        texts = (address, f"{address}:{port}", f"[{address}]:{port}") if port else (address,)
         place = next((one for one in map(_place, texts) if one is not None), None)
         server = entry.server
         assert server is not None

@@ -202,9 +202,20 @@ def test_a_server_needs_a_usable_address(make_entry: Any, key_of: Any, address: 
         entry.validate()
 
 
-def test_the_port_may_stand_apart(key_of: Any) -> None:
-    part = ServerPart("10.0.0.1", 1, port="8080")
-    assert str(part.host_port) == "10.0.0.1:8080"
+@pytest.mark.parametrize(
+    ("address", "read"),
+    [
+        ("10.0.0.1", "10.0.0.1:8080"),
+        ("relay.example", "relay.example:8080"),
+        ("2001:db8::1", "[2001:db8::1]:8080"),
+        ("[2001:db8::1]", "[2001:db8::1]:8080"),
+        ("[2001:db8::1]:80", "[2001:db8::1]:80"),
+        ("10.0.0.1:80", "10.0.0.1:80"),
+    ],
+)
+def test_the_port_may_stand_apart(key_of: Any, address: str, read: str) -> None:
+    part = ServerPart(address, 1, port="8080")
+    assert str(part.host_port) == read
     Entry("0.0.1", 0, 1, key_of("r").public_key, server=part).sign(key_of("r")).validate()
 
 
