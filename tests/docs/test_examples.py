@@ -141,14 +141,22 @@ def test_two_services_of_the_message_bus_call_each_other(terminal: Terminal) -> 
 
 def test_the_tests_that_are_shown(terminal: Terminal) -> None:
     write(terminal, runnable_blocks(DOCS / "howto" / "test-your-program.rst"))
-    output = terminal.run("python -m pytest -q -p no:cacheprovider test_program.py test_memory.py")
-    assert "2 passed" in output
+    output = terminal.run("python -m pytest -q -p no:cacheprovider test_program.py test_memory.py test_far_away.py")
+    assert "3 passed" in output
+    assert re.match(r"\d\.\d MB/s, pings \d+ ms\n\d+ bytes waited at the relay\n", terminal.run("python far_away.py"))
+
+
+def test_every_block_that_says_so_is_run() -> None:
+    """Each page with blocks that run is named in a test above."""
+    source = Path(__file__).read_text()
+    pages = [page for page in (*DOCS.rglob("*.rst"), ROOT / "README.rst") if ".. runnable:" in page.read_text()]
+    assert len(pages) > 7
+    assert [page for page in pages if f'"{page.name}"' not in source] == []
 
 
 @pytest.mark.parametrize("page", sorted({*DOCS.rglob("*.rst"), ROOT / "README.rst"}), ids=lambda page: page.name)
 def test_toml_and_python_that_is_shown_can_be_read(page: Path) -> None:
     """Blocks that are not run are at least what they say they are."""
-    import re
     import sys
     import textwrap
 
