@@ -350,6 +350,24 @@ def _rmb_relay_limits() -> type:
     return RelayLimits
 
 
+def _queue_limits() -> type:
+    from dmsg.rmb.relay.stores.base import QueueLimits
+
+    return QueueLimits
+
+
+def _federation_limits() -> type:
+    from dmsg.rmb.relay.federation import FederationLimits
+
+    return FederationLimits
+
+
+def _messaging_connection_config() -> type:
+    from dmsg.messaging.core.limits import ConnectionConfig
+
+    return ConnectionConfig
+
+
 def _rmb_config() -> type:
     from dmsg.rmb.client.config import RmbConfig
 
@@ -393,9 +411,12 @@ LIMITS: Final[dict[str, Callable[[], type]]] = {
     "BlockConfig": _block_config,
     "MessagingRelayLimits": _messaging_relay_limits,
     "RmbRelayLimits": _rmb_relay_limits,
+    "QueueLimits": _queue_limits,
+    "FederationLimits": _federation_limits,
     "RmbConfig": _rmb_config,
     "ClientConfig": _client_config,
     "ConnectionConfig": _client_part("connection"),
+    "MessagingConnectionConfig": _messaging_connection_config,
     "PoolConfig": _client_part("pool"),
     "RaceConfig": _race_config,
     "DialConfig": _client_part("dial"),
