@@ -46,7 +46,7 @@ def _name(command: str) -> None:
         assert 0 < size <= MAX_COMMAND_BYTES and key == f"msgbus.{command}" and key.isprintable()
         assert key not in (LOCAL, LOCAL_TAKEN, REPLY, REPLY_TAKEN) and not key.startswith((BACKLOG, "msgbus.system."))
     elif 0 < size <= MAX_COMMAND_BYTES and command.isprintable():
-        assert command.partition(".")[0] in ("system", "backlog")
+        assert command.partition(".")[0] in ("system", "backlog") or command.startswith("rmb.")
 
 
 class _List:

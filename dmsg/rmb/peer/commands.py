@@ -22,8 +22,8 @@ BACKLOG: Final = f"{_PREFIX}backlog."
 PUSHED: Final = f"{_PREFIX}system.pushed."
 #: First words of commands that would name lists and notes of the peer itself.
 _RESERVED: Final = frozenset({"system", "backlog"})
-#: First word of commands that the peer answers itself.
-OWN: Final = "rmb"
+#: How commands begin that the peer answers itself.
+OWN: Final = "rmb."
 
 #: Lists for commands that no service has taken a request of yet: in all, and made by one twin. They would fill Redis,
 #: because the senders choose the names. When there are all, the twin that made most gives one up for one that made fewer.
@@ -36,7 +36,7 @@ KEEP_COMMAND_S: Final = MAX_TTL_S + 60
 def list_of(command: str) -> str | None:
     """The list in which services wait for requests of ``command``; ``None`` for one that no service can have."""
     usable = 0 < len(command.encode()) <= MAX_COMMAND_BYTES and command.isprintable()
-    if not usable or command.partition(".")[0] in _RESERVED:
+    if not usable or command.startswith(OWN) or command.partition(".")[0] in _RESERVED:
         return None
     return _PREFIX + command
 

@@ -78,7 +78,7 @@ class Services:
     def request_received(self, request: Accepted) -> None:
         """See :class:`~dmsg.rmb.client.exchange.ExchangeOwner`."""
         command = request.envelope.request.command
-        if command.partition(".")[0] == OWN:
+        if command.startswith(OWN):
             self._answer_ourselves(request, command)
             return
         key = list_of(command)
@@ -143,7 +143,7 @@ class Services:
         return None
 
     def _answer_ourselves(self, request: Accepted, command: str) -> None:
-        if command == f"{OWN}.version":
+        if command == f"{OWN}version":
             try:
                 self._exchange.respond(request, json.dumps(VERSION).encode(), _JSON)
             except CallError as error:

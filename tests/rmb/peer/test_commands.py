@@ -13,7 +13,9 @@ from dmsg.rmb.peer.commands import (
 )
 
 
-@pytest.mark.parametrize("command", ["calc.add", "zos.system.version", "noop", "systematic", "a b", "ü", "x" * 255])
+@pytest.mark.parametrize(
+    "command", ["calc.add", "zos.system.version", "noop", "systematic", "a b", "ü", "x" * 255, "rmb", "rmbs.x"]
+)
 def test_a_command_has_a_list_of_its_name(command: str) -> None:
     assert list_of(command) == f"msgbus.{command}"
 
@@ -28,6 +30,8 @@ def test_a_command_has_a_list_of_its_name(command: str) -> None:
         "system.x",
         "backlog.1",
         "backlog",
+        "rmb.version",
+        "rmb.",
         "a\n",
         "\0",
         "\x1b[2J",

@@ -157,6 +157,14 @@ async def test_the_peer_tells_its_version(peer: Peer) -> None:
 
 
 @pytest_twisted.ensureDeferred
+async def test_only_commands_that_begin_with_its_name_and_a_dot_are_the_peers_own(peer: Peer) -> None:
+    peer.gateway.request_received(request_of(7, "rmb"))
+    assert (await peer.take("msgbus.rmb"))["cmd"] == "rmb"
+    peer.gateway.request_received(request_of(7, "rmb.other", uid="2"))
+    assert (await refused(peer)).code == 108
+
+
+@pytest_twisted.ensureDeferred
 async def test_a_twin_that_cannot_be_answered_does_not_fill_the_log(peer: Peer) -> None:
     """With ``--allow-plain`` a twin with a key that is none may ask, and no answer to it can be encrypted."""
 
@@ -176,7 +184,7 @@ async def test_a_twin_that_cannot_be_answered_does_not_fill_the_log(peer: Peer) 
 
 
 @pytest.mark.parametrize(
-    "command", ["rmb.other", "rmb", "system.local", "system.reply", "backlog.uid", "", "a\r\nb", "x" * 300]
+    "command", ["rmb.other", "rmb.", "system.local", "system.reply", "backlog.uid", "", "a\r\nb", "x" * 300]
 )
 @pytest_twisted.ensureDeferred
 async def test_commands_that_nobody_can_serve_are_answered(peer: Peer, command: str) -> None:
