@@ -248,7 +248,8 @@ class OutgoingResponse:
 class IncomingResponse:
     """What a local program gets for its request ``reference``.
 
-    ``source`` is the session that answered, ``"0"`` for an error of a relay, and empty for one of the local peer.
+    ``source`` is the session that answered. For an error of a relay, or of the local peer, it is the twin that was called, or
+    from the public peer ``"0"`` or empty.
     """
 
     reference: str | None
