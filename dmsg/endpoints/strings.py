@@ -38,12 +38,18 @@ class ConnectArguments:
     )
 
 
+def _not_empty(keys: tuple[PublicKey, ...]) -> None:
+    """Raise ``ValueError`` for a list of nobody, which would admit all: a program that lists none has forgotten them."""
+    if not keys:
+        raise ValueError("must name a key: without it, all are admitted")
+
+
 @dataclass(frozen=True, kw_only=True)
 class ListenArguments(ConnectArguments):
     """What a server string says of its listener."""
 
     allow: tuple[PublicKey, ...] = setting(
-        "a server admits these public keys only", default=(), unset="all are admitted"
+        "a server admits these public keys only", default=(), unset="all are admitted", check=_not_empty
     )
     idle_timeout: float | None = setting(
         "a server closes a connection on which nothing moves for so long",

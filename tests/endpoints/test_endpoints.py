@@ -379,6 +379,7 @@ def test_what_is_wrong_with_a_client_string(reactor, text, option, says):
         ("key={key}:discovery=http\\://x:port=80", "port=", "unknown argument"),
         ("what:key={key}:discovery=http\\://x", "'what'", "not expected"),
         ("key={key}:discovery=http\\://x:allow=", "allow", "empty list"),
+        ("key={key}:discovery=http\\://x:allow=none", "allow", "must name a key"),
         ("key={key}:discovery=http\\://x:allow=02ab", "allow", "66 hex digits"),
         ("key={key}:discovery=http\\://x:idle-timeout=0", "idle_timeout", "more than 0"),
     ],

@@ -6,7 +6,7 @@ Client strings are ``dmsg:PUBLIC_KEY``, server strings ``dmsg:key=FILE``, both w
 ``service=``         the service to connect to or to listen for
 ``timeout=``         how long a connect may take in all (default: that of dials, 10 seconds), or a server until it can be
                      reached (default: for ever)
-``allow=``           a server admits these public keys only
+``allow=``           a server admits these public keys only, one at least
 ``idle-timeout=``    a server closes a connection on which nothing moves for so long (default: never)
 ``config=``          a TOML file whose table ``[client]`` says what the string does not; without it, that of ``DMSG_CONFIG``
 ==================== =====================================================================================
