@@ -20,7 +20,7 @@ def one_input(data: bytes) -> None:
         return
     assert len(data) <= relaystate.FILE_LIMIT_BYTES
     times = [at_s for _, _, at_s in found]
-    assert times == sorted(times) and all(_NOW_S - relaystate.AGE_LIMIT_S < at_s for at_s in times)
+    assert times == sorted(times) and all(at_s > _NOW_S - relaystate.AGE_LIMIT_S for at_s in times)
     for key, address, _ in found:
         key.check_point()
         assert str(address).isprintable()
