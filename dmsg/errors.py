@@ -97,8 +97,10 @@ class Attempt:
         }
 
 
-#: Reasons of attempts whose relay did not lead to the peer.
-_NOT_THERE: Final = frozenset({"unknown_peer", "peer_gone", "server_draining", "server connection lost"})
+#: Reasons of attempts whose relay did not lead to the peer, and of those whose entry named no relay.
+_NOT_THERE: Final = frozenset(
+    {"unknown_peer", "peer_gone", "server_draining", "server connection lost", "no common server"}
+)
 
 
 class DialError(DmsgError):
@@ -123,5 +125,12 @@ class DialError(DmsgError):
 
     @property
     def may_have_moved(self) -> bool:
-        """Whether a relay of the peer's entry could not be reached, did not know the peer, or was lost meanwhile."""
+        """Whether a relay of the peer's entry could not be reached, did not know the peer, or was lost meanwhile, or the
+        entry names none: one that changes relays says so if that takes it a moment.
+        """
         return any(one.stage in ("connect", "handshake") or one.reason in _NOT_THERE for one in self.attempts)
+
+    @property
+    def is_unanswered(self) -> bool:
+        """Whether discovery had no answer in time, so that it is not known where the peer is now."""
+        return any((one.stage, one.reason) == ("discovery", "unavailable") for one in self.attempts)

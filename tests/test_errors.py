@@ -96,7 +96,17 @@ def test_a_dial_without_attempts_and_with_an_unknown_stage() -> None:
         ("accept", "access_denied", False),
         ("request", "busy", False),
         ("discovery", "unavailable", False),
+        ("discovery", "no common server", True),
     ],
 )
 def test_a_failed_dial_says_whether_the_peer_may_be_elsewhere(stage: str, reason: str, expected: bool) -> None:
     assert DialError("02" * 33, [Attempt(stage, "", 1.0, reason)]).may_have_moved is expected
+
+
+@pytest.mark.parametrize(
+    ("stage", "reason", "expected"),
+    [("discovery", "unavailable", True), ("discovery", "no entry", False), ("connect", "unavailable", False)],
+)
+def test_a_failed_dial_says_whether_discovery_has_answered(stage: str, reason: str, expected: bool) -> None:
+    attempts = [Attempt(stage, "", 1.0, reason), Attempt("connect", "02", 2.0, "connection refused")]
+    assert DialError("02" * 33, attempts).is_unanswered is expected

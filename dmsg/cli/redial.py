@@ -24,7 +24,7 @@ DIALS_AT_ONCE: Final = 32
 #: as long. A place at the peer is free again after one round trip.
 PAUSES: Final = Backoff(0.1, 1.0, least=0.5, spread=1.0)
 #: A peer that has lost its relay is found at another one within so many seconds, if it is there at all: it connects, waits for
-#: a moment whether more changes, and registers.
+#: a moment whether more changes, and registers. While discovery does not answer it cannot be found.
 MOVE_S: Final = 3.0
 
 
@@ -72,7 +72,9 @@ class Redialer:
             except DialError as error:
                 failures += 1
                 wait_s, now = PAUSES.pause_s(failures, self._uniform), self._clock.seconds()
-                if lost_at is None and error.may_have_moved:
+                if error.is_unanswered:
+                    lost_at = None  # the peer may have moved long ago: its time begins when discovery answers
+                elif lost_at is None and error.may_have_moved:
                     lost_at = now
                 if not is_busy(error, known=self._was_accepted) and not self._may_be_found(error, lost_at):
                     raise
@@ -85,9 +87,9 @@ class Redialer:
 
     def _may_be_found(self, error: DialError, lost_at: float | None) -> bool:
         """Whether a peer that was there before, and has not been found since ``lost_at``, has probably just moved."""
-        if lost_at is None or not self._was_accepted or not error.may_have_moved:
+        if not self._was_accepted or not error.may_have_moved:
             return False
-        self._is_away |= self._clock.seconds() >= lost_at + MOVE_S
+        self._is_away |= lost_at is not None and self._clock.seconds() >= lost_at + MOVE_S
         return not self._is_away
 
     async def _dial_once(self, give_up_at: float) -> Transport:

@@ -160,6 +160,48 @@ def test_a_peer_that_was_there_is_looked_for_as_long_as_it_may_be_moving(error):
     assert stage.outcomes[4:] == ["open", "found"]
 
 
+def unanswered():
+    """By the entry of before, because discovery has not said anything for a second."""
+    attempts = [
+        Attempt("discovery", "", 1000.0, "unavailable"),
+        Attempt("connect", "02ab", 1001.0, "connection refused"),
+    ]
+    return DialError(str(PEER), attempts)
+
+
+def test_the_time_that_a_peer_has_to_move_begins_when_discovery_answers():
+    stage = Stage()
+    stage.start()
+    stage.client.dials[0].callback("open")
+    stage.start()
+    stage.client.dials[1].errback(unanswered())
+    stage.clock.pump([0.1, MOVE_S])
+    stage.start()
+    for dial in (2, 3):
+        stage.client.dials[dial].errback(unanswered())
+    stage.clock.advance(0.3)
+    for dial in (4, 5):
+        stage.client.dials[dial].errback(lost())
+    stage.clock.advance(0.6)
+    for dial in (6, 7):
+        stage.client.dials[dial].callback("found")
+    assert stage.outcomes == ["open", "found", "found"]
+
+
+def test_a_peer_that_is_away_is_not_looked_for_because_discovery_has_no_answer():
+    stage = Stage()
+    stage.start()
+    stage.client.dials[0].callback("open")
+    stage.start()
+    while len(stage.outcomes) < 2:
+        stage.client.dials[-1].errback(lost())
+        stage.clock.pump([1.0, 1.0] if len(stage.outcomes) < 2 else [])
+    error = unanswered()
+    stage.start()
+    stage.client.dials[-1].errback(error)
+    assert stage.outcomes[2] is error and not stage.clock.getDelayedCalls()
+
+
 def test_a_peer_that_says_no_has_not_moved():
     stage = Stage()
     stage.start()

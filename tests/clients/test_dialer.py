@@ -168,6 +168,7 @@ class Asking(World):
         super().__init__(*relays)
         self.dial.cancel()
         self.ended.clear()
+        self.attempts.clear()
         self.pool.wanted.clear()
         self.dialer = Dialer(self.clock, self.pool, self, DialConfig(), lambda: 0.5)  # type: ignore[arg-type]
         self.begin(request)

@@ -284,6 +284,15 @@ async def test_a_peer_that_has_just_moved_is_asked_for_once_more_before_a_dial_f
 
 
 @sync
+async def test_so_is_one_whose_entry_named_no_relay_when_a_transport_looked_for_it() -> None:
+    async with World() as world:
+        await world.stop_client(world.bob)
+        await world.wait(world.alice.dialer._lookups.ask(world.bob.public_key))  # type: ignore[union-attr]
+        await world.bob_on(1)
+        assert await world.dial() < 2 * CONNECTING_S
+
+
+@sync
 async def test_where_it_has_not_moved_or_discovery_does_not_say_the_dial_fails_soon() -> None:
     async with World() as world:
         await world.dial()
