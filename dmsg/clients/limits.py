@@ -10,7 +10,8 @@ class ListenerLimits:
     """What a listener holds for its peers. A key costs a stranger nothing, so each bound is in all and not only by key."""
 
     #: Offers that wait for the access policy or for their initiator's proof (:ref:`spec-confirmation`). When all places
-    #: are taken, the offer that has waited longest loses its place to a new one.
+    #: are taken, the offer that has waited longest loses its place to a new one. As many are remembered whose path is lost
+    #: before the proof has come (:ref:`spec-resume-unproved`).
     offers: int = 256
     #: Of those, offers of one key over one relay: half, so that no single key ever costs another one its place. More are
     #: refused as busy.

@@ -22,13 +22,14 @@ from dmsg.mux.client.listener import DmsgPort
 from dmsg.mux.client.resumable import ResumableTransports
 from dmsg.mux.client.session import ServerSession
 from dmsg.mux.client.transport import DmsgTransport
+from dmsg.mux.client.unproved import UnprovedTransport, UnprovedTransports
 from dmsg.mux.core.e2e_handshake import CONFIRM_TIMEOUT_S, Resume
 from dmsg.mux.core.e2e_negotiation import Security
 from dmsg.mux.core.errors import TransportClosed
 from dmsg.mux.core.plain_stream import PlainStream
 from dmsg.mux.core.resumption import ResumeAttempts
 from dmsg.mux.core.sealed_stream import SealedStream
-from dmsg.mux.core.stream import Stream, StreamOwner, StreamState
+from dmsg.mux.core.stream import UNOWNED, Stream, StreamOwner, StreamState
 from dmsg.mux.core.wire import CloseReason, reason_name
 from dmsg.sansio.rate import TokenBucket
 
@@ -40,8 +41,9 @@ class Host(TypingProtocol):
 
     services: Services[DmsgPort]
     resumable: ResumableTransports
+    unproved: UnprovedTransports
 
-    def move_rate_of(self, transport: DmsgTransport) -> TokenBucket:
+    def move_rate_of(self, transport: DmsgTransport | UnprovedTransport) -> TokenBucket:
         """How often ``transport`` may still be moved."""
 
     def promises(self, peer: PublicKey) -> Deferred[bool]:
@@ -62,7 +64,8 @@ class IncomingTransport(StreamOwner, ServiceOffer[DmsgPort]):
         self._client = client
         self._session = session
         self._services = client.services
-        self._resumed: DmsgTransport | None = None
+        self._resumed: DmsgTransport | UnprovedTransport | None = None
+        self._unproved: UnprovedTransport | None = None  # what is accepted here as the first path of a transport
         self._told_bytes = 0
         self._attempts: ResumeAttempts | None = None
         self._resume: Resume | None = None
@@ -128,7 +131,8 @@ class IncomingTransport(StreamOwner, ServiceOffer[DmsgPort]):
             self._choose(self._services.port(service), plain=False)
 
     def _go_on(self, resume: Resume) -> None:
-        transport = self._client.resumable.get(resume.token, self.stream.remote)
+        name = resume.token, self.stream.remote
+        transport = self._client.resumable.get(*name) or self._client.unproved.get(*name)
         if transport is None:
             # What goes for a new transport goes for one that is not known: a made-up token opens no way past it.
             if not self._services:
@@ -153,7 +157,7 @@ class IncomingTransport(StreamOwner, ServiceOffer[DmsgPort]):
         if displaced is not None:
             displaced.owner.crowded_out()
 
-    def _attempts_at(self, transport: DmsgTransport) -> ResumeAttempts:
+    def _attempts_at(self, transport: DmsgTransport | UnprovedTransport) -> ResumeAttempts:
         if transport.attempts is None:
             transport.attempts = ResumeAttempts(transport.stream, self._client.move_rate_of(transport))
         return transport.attempts
@@ -198,6 +202,8 @@ class IncomingTransport(StreamOwner, ServiceOffer[DmsgPort]):
         except DmsgError as error:
             self._refuse(getattr(error, "code", CloseReason.MALFORMED))
         else:
+            if self._port is not None:
+                self._unproved = self._client.unproved.add(self, stream, self._port)
             self._accepted(stream)
 
     def _accepted(self, stream: Stream) -> None:
@@ -218,6 +224,7 @@ class IncomingTransport(StreamOwner, ServiceOffer[DmsgPort]):
         self._stop_timer()
         self._leave()
         self._over = True
+        unproved, self._unproved = self._unproved, None
         if self._resumed is not None:
             assert self._path is not None
             assert self._resume is not None
@@ -229,12 +236,18 @@ class IncomingTransport(StreamOwner, ServiceOffer[DmsgPort]):
             if self._attempts is not None:
                 self._attempts.moved(self._session.clock.seconds())
             self._resumed.move_to(self._session, self._path, self._resume.received_bytes, self._told_bytes)
-        elif self._port is not None:
-            self._port.open(self._session, self.stream)
+        elif unproved is not None:
+            unproved.open(self._session, self.stream)
         else:
             self._session.abort_stream(self.stream, CloseReason.REFUSED)
 
     # --- ends ------------------------------------------------------------------------------------------------------
+
+    def overtaken(self) -> None:
+        """See :class:`~dmsg.mux.client.unproved.FirstPath`."""
+        self.stream.owner = UNOWNED  # a proof that comes in this very read opens no second transport
+        self._end()
+        self._session.abort_stream(self.stream, CloseReason.PEER_GONE)
 
     def _stop_timer(self) -> None:
         timer, self._confirm_timer = self._confirm_timer, None
@@ -259,14 +272,27 @@ class IncomingTransport(StreamOwner, ServiceOffer[DmsgPort]):
         self._stop_timer()
         if self._attempts is not None:
             self._attempts.failed(self.stream)
+        unproved, self._unproved = self._unproved, None
+        if unproved is not None:
+            unproved.forget()
         super()._end()
 
     def ended(self, code: int, *, local: bool, proven: bool = False, detail: str = "") -> None:
-        """The peer gave up, or what it sent was not what it should be."""
+        """The peer gave up, or what it sent was not what it should be; or the relay says that the path is gone."""
         if local and not self._over:
             self._client.refused(self.stream.remote, reason_name(code))
+        if not local and not proven and code != CloseReason.NORMAL:  # a dial that is given up ends as "normal"
+            self._lose_path()
         self._end()
 
     def lost(self, error: DmsgError, code: int) -> None:
         """The connection is gone."""
+        self._lose_path()
         self._end()
+
+    def _lose_path(self) -> None:
+        """To the initiator, the transport may be open: wait for its next path."""
+        unproved, self._unproved = self._unproved, None
+        if unproved is not None:
+            self.stream.owner = UNOWNED  # it is kept, and this offer is not
+            self._client.unproved.lost(unproved, self._share)

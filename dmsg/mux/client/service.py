@@ -30,6 +30,7 @@ from dmsg.mux.client.pending import OpenedPath
 from dmsg.mux.client.resumable import ResumableTransports
 from dmsg.mux.client.session import ServerSession
 from dmsg.mux.client.transport import DmsgTransport
+from dmsg.mux.client.unproved import UnprovedTransport, UnprovedTransports
 from dmsg.mux.core.buffers import Buffers
 from dmsg.mux.core.e2e_handshake import Resume
 from dmsg.mux.core.e2e_negotiation import Security
@@ -112,6 +113,14 @@ class DmsgClient(RelayClient[ServerSession, OpenedPath[ServerSession], DmsgTrans
             promise=BASE_VERSION if security is Security.HOP else SECURE_VERSION,
         )
         self._buffers = Buffers(self.config.connection.shared_buffer_bytes)
+        limits = self.config.listener
+        self.unproved = UnprovedTransports(
+            reactor,
+            self.resumable,
+            self.config.resume_grace_s,
+            limit=limits.offers,
+            limit_per_share=limits.offers_per_key,
+        )
 
     def make_session(self, relay: PublicKey) -> ServerSession:
         """See :class:`~dmsg.clients.service.RelayClient`."""
@@ -262,7 +271,7 @@ class DmsgClient(RelayClient[ServerSession, OpenedPath[ServerSession], DmsgTrans
             transport.move_to(opened.session, opened.stream, opened.resume.received_bytes, told_bytes)
             self.resumed(transport, cause, since)
 
-    def move_rate_of(self, transport: DmsgTransport) -> TokenBucket:
+    def move_rate_of(self, transport: DmsgTransport | UnprovedTransport) -> TokenBucket:
         """How often ``transport`` may still be moved, by this side or by its peer."""
         if transport.move_rate is None:
             config, now = self.config, self.reactor.seconds()
@@ -276,6 +285,7 @@ class DmsgClient(RelayClient[ServerSession, OpenedPath[ServerSession], DmsgTrans
         self._record.resumed(transport.stream, server, reason, since)
 
     async def _close_transports(self) -> None:
+        self.unproved.clear()
         for transport in self.transports:
             transport.stop_search()
         await super()._close_transports()
