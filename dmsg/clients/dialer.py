@@ -235,6 +235,8 @@ class Dialer(Generic[S, R]):
                 scores.refused(relay, clock.seconds())
             raise
         scores.answered(relay, opened.accept_ms, clock.seconds())
+        if self._lookups is not None and race.dial.moves:  # the peer has proved its key, which not every dial demands
+            self._lookups.reached(race.dial.target, relay)
         return opened
 
 

@@ -13,7 +13,7 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
 from dmsg.crypto.keys import PublicKey
-from dmsg.discovery.entry import promises_security
+from dmsg.discovery.entry import DELEGATED_SERVERS_LIMIT, promises_security
 from dmsg.discovery.errors import DiscoveryError, DiscoveryUnavailable
 from dmsg.glue.waiters import Waiters
 from dmsg.interfaces import IDiscovery
@@ -161,6 +161,23 @@ class Lookups:
         said = [known for known in (self._known.get(peer), self._found.known.get(peer)) if known is not None]
         known = max(said, key=lambda known: known.at_s, default=None)
         return known if known is not None and known.at_s + lifetime_s >= self._clock.seconds() else None
+
+    def reached(self, peer: PublicKey, relay: PublicKey) -> None:
+        """A transport with ``peer``, sealed, has just gone on over ``relay``: the peer is there, whatever discovery said before.
+
+        Dials that wait for what discovery says now go by that.
+        """
+
+        def add(known: Known) -> Known:
+            others = tuple(one for one in known.servers if one != relay)
+            return replace(known, servers=(relay, *others)[:DELEGATED_SERVERS_LIMIT])
+
+        for table in (self._known, self._found.known):
+            table.change(peer, add)
+        flight, known = self._flights.get(peer), self._known.get(peer)
+        if flight is not None and flight.dialled:
+            servers = known.servers if known is not None else (relay,)
+            flight.waiting.fire(Known(servers, promised=True, at_s=self._clock.seconds()))
 
     def doubt(self, peer: PublicKey) -> None:
         """Ask anew next time."""

@@ -60,9 +60,12 @@ class World(LocalNetwork):
     """Two relays, Bob with a session to one of them at a time, and Alice, who dials him as ``dmsg forward`` does."""
 
     discovery: HaltingDiscovery
+    #: Whether connections end at once.
+    closes = True
 
-    def __init__(self) -> None:
+    def __init__(self, *, alices_relays: int = 0) -> None:
         random = Random(1)
+        self._alices_relays = alices_relays
         self.memory = MemoryNetwork(delay_s=0.01, random=random)
         super().__init__(self.memory, relays=0, random=random.randbytes)
         self.outcomes: list[Any] = []
@@ -74,7 +77,7 @@ class World(LocalNetwork):
             await self.add_relay()
         self.bob: DmsgClient = await self.client(min_servers=1)
         self.bob.listen(Factory.forProtocol(ConformanceProtocol))
-        self.alice = self.new_client(min_servers=0, publish=False)
+        self.alice = self.new_client(min_servers=self._alices_relays, publish=False)
         self.alice.startService()
         self.redialer = Redialer(
             self.alice,
@@ -93,7 +96,8 @@ class World(LocalNetwork):
     def opened(self, transport: Any) -> None:
         self.outcomes.append(transport.getHost().server_public_key)
         transport.attach(ConformanceProtocol())
-        transport.loseConnection()
+        if self.closes:
+            transport.loseConnection()
 
     def kill_bobs_relay(self) -> PublicKey:
         """Its connections are reset, and it takes no others."""
@@ -147,3 +151,27 @@ async def test_a_peer_whose_entry_names_no_relay_for_a_moment_is_looked_for() ->
         await world.wait(world.bob.when_ready())
         world.memory.advance(2)
         assert world.outcomes[1:] == [other.public_key] != [dead]
+
+
+@sync
+async def test_where_a_transport_has_found_its_peer_new_ones_find_it_too() -> None:
+    """Discovery stays away. The transport that was open goes on over a relay that both are connected to."""
+    async with World(alices_relays=1) as world:
+        world.closes = False
+        world.begin()
+        world.memory.advance(10)
+        world.discovery.halt()
+        dead = world.kill_bobs_relay()
+        [transport] = world.alice.transports
+        world.closes = True
+        world.begin()  # before the transport has found its peer
+        world.memory.advance(5)
+        other = transport.getHost().server_public_key
+        assert not transport.detached and other != dead
+        assert world.outcomes[1:] == [other]
+        world.begin()
+        world.memory.advance(DialConfig().look_up_s + 0.2)
+        assert world.outcomes[1:] == [other, other]
+        world.discovery.go_on()
+        transport.abortConnection()
+        world.memory.advance(1)

@@ -150,6 +150,33 @@ def test_of_what_was_said_for_a_dial_and_for_a_caller_the_later_counts(clock, lo
         assert earlier is not None and earlier.servers == (relay,)
 
 
+def test_where_a_peer_was_reached_counts_until_discovery_says_more(clock, lookups, discovery):
+    key = PEER.public_key
+    lookups.reached(key, RELAYS[1])
+    assert lookups.earlier(key, 5) is None  # nothing is known of it
+    lookups.ask(key)
+    discovery.questions[0].callback(entry(RELAYS[0]))
+    for _ in range(2):
+        lookups.reached(key, RELAYS[1])
+        for known in (lookups.earlier(key, 5), lookups.known(key, 5)):
+            assert known is not None and known.servers == (RELAYS[1], RELAYS[0]) and known.promised
+    told = []
+    lookups.ask(key).addCallback(told.append)
+    lookups.reached(key, RELAYS[0])
+    assert [(one.servers, one.promised) for one in told] == [((RELAYS[0], RELAYS[1]), True)]
+    known = lookups.earlier(key, 5)
+    assert known is not None and known.servers == (RELAYS[0], RELAYS[1])
+    discovery.questions[1].callback(entry(RELAYS[2]))
+    known = lookups.earlier(key, 5)
+    assert known is not None and known.servers == (RELAYS[2],) and len(told) == 1
+
+
+def test_what_is_asked_about_a_caller_is_not_answered_by_where_it_was_reached(clock, lookups, discovery):
+    answers = promised(lookups, PEER.public_key)
+    lookups.reached(PEER.public_key, RELAYS[0])
+    assert not answers
+
+
 def test_a_question_that_is_held_goes_on_for_who_asks_next(clock, lookups, discovery):
     with lookups.holding(PEER.public_key):
         with lookups.holding(PEER.public_key):
