@@ -295,6 +295,7 @@ class Relay:
             "returning": keeper._returns._places - keeper._returns._free,
             "returning bytes": switch.returning.used + keeper.pushing_bytes,
             "retries": len(keeper._retries),
+            "undeleted": keeper._undeleted_count,
             "look-ups": len(delivery._look_ups),
             "look-ups of relays": len(self.ingest._of_relays) + len(self.ingest._of_strangers),
             "outstanding": len(federation),

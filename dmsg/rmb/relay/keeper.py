@@ -70,8 +70,10 @@ class Keeper:
         #: What ended sessions were given and is in the store all the same, and how much that is.
         self._undeleted: OrderedDict[SessionAddress, list[str]] = OrderedDict()
         self._undeleted_count = 0
-        #: Until when, on the clock, nothing is deleted, because that has just failed.
+        #: Until when, on the clock, nothing is deleted, because that has just failed; and when that is tried again for them.
         self._keeps_until = float("-inf")
+        self._deleting: IDelayedCall | None = None
+        self._is_deleting = self._stopped = False
 
     @property
     def pushing_bytes(self) -> int:
@@ -321,10 +323,54 @@ class Keeper:
 
     def _remember(self, address: SessionAddress, done: list[str]) -> None:
         """Keep in mind what the next session of this name is not to be given once more."""
-        self._undeleted[address] = [*self._undeleted.pop(address, []), *done]
+        self._undeleted.setdefault(address, []).extend(done)
+        self._undeleted.move_to_end(address)
         self._undeleted_count += len(done)
         while self._undeleted_count > _UNDELETED:
             self._undeleted_count -= len(self._undeleted.popitem(last=False)[1])
+        self._delete_later()
+
+    def _delete_later(self) -> None:
+        """Try again to delete what is remembered: its sessions may come to another process, or to the next one."""
+        if self._undeleted and self._deleting is None and not self._is_deleting and not self._stopped:
+            self._deleting = self._clock.callLater(_RETRY_S, self._delete_now)
+
+    def _delete_now(self) -> None:
+        self._deleting = None
+        self._background.run(self._delete_remembered())
+
+    async def _delete_remembered(self) -> None:
+        """Delete what is remembered, up to the first that cannot be."""
+        self._is_deleting = True
+        try:
+            for address in list(self._undeleted):
+                ids = self._undeleted.get(address)
+                if ids is None:  # its session has come meanwhile
+                    continue
+                count = len(ids)
+                is_deleted = await self._delete(address, ids[:count])
+                if self._undeleted.get(address) is not ids:
+                    continue
+                if not is_deleted:
+                    self._undeleted.move_to_end(address)  # the others need not wait if it is this one alone
+                    break
+                del ids[:count]
+                self._undeleted_count -= count
+                if not ids:
+                    del self._undeleted[address]
+        finally:
+            self._is_deleting = False
+        self._delete_later()
+
+    def stop(self) -> None:
+        """Try to delete for the last time; the sessions are gone."""
+        self._stopped = True
+        if self._deleting is not None:
+            self._deleting.cancel()
+            self._deleting = None
+        self._keeps_until = float("-inf")
+        if self._undeleted and not self._is_deleting:
+            self._delete_now()
 
     async def _return_some(self, address: SessionAddress, some: list[bytes]) -> list[tuple[bytes, StoreFull]]:
         """Store ``some``; gives those for which there is no room."""

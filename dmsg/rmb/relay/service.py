@@ -131,6 +131,7 @@ class RmbRelay(Service):
             shell.cut()
         if self._shells:
             await self._emptied.wait()
+        self.delivery.keeper.stop()
         patience_s = max(self.limits.close_timeout_s, deadline - self.reactor.seconds())
         await self.delivery.background.tasks.when_idle(patience_s, self.reactor)
         if self._telling.running:

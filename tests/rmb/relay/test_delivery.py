@@ -305,6 +305,33 @@ def test_what_cannot_be_deleted_for_ended_sessions_is_remembered_within_bounds(
     assert again == [10, 0, 0]
 
 
+@pytest.mark.parametrize("stops", [False, True])
+def test_what_could_not_be_deleted_for_ended_sessions_is_deleted_though_they_do_not_come_again(
+    world: World, monkeypatch: pytest.MonkeyPatch, stops: bool
+) -> None:
+    """They may come to another process with the same store, or to the next one. The store fails for the first only."""
+    alice = world.connect(1)
+    for name in "abc":
+        alice.send(*[alice.envelope(SessionAddress(2, name), uid=str(at)) for at in range(3)])
+    delete, failures = world.store.delete, [StoreUnavailable("gone")]
+
+    def delete_later(*arguments: Any) -> Deferred[None]:
+        return fail(failures.pop()) if failures else delete(*arguments)
+
+    monkeypatch.setattr(world.store, "delete", delete_later)
+    for name in "abc":
+        bob = world.connect(2, name)
+        world.settle()
+        assert uids(bob) == ["0", "1", "2"]
+        bob.leave()
+    assert not failures and len(stored(world, 2, "c")) == 3
+    if stops:
+        world.relay.stopService()
+    world.network.advance(0 if stops else 2)
+    world.settle()
+    assert [stored(world, 2, name) for name in "abc"] == [[], [], []]
+
+
 def test_what_could_not_be_deleted_when_it_was_written_does_not_come_twice(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
