@@ -29,6 +29,7 @@ from dmsg.rmb.core.messages import IncomingResponse, JsonError, OutgoingRequest
 from dmsg.rmb.core.wire import Envelope, parse_backlog
 from dmsg.rmb.peer.commands import BACKLOG, LOCAL, LOCAL_TAKEN, PUSHED
 from dmsg.rmb.peer.redis import RedisLists
+from dmsg.rmb.peer.retries import RETRY_S
 
 _log = Logger()
 #: Answers kept in one list, and how long a list is kept after the last one, in seconds: a program that has not come for an
@@ -48,8 +49,6 @@ UNDER_WAY: Final = 4_096
 _STALLED_S: Final = 1.0
 #: Share of all requests under way that may be to one twin.
 UNDER_WAY_TO_A_TWIN: Final = 7_500
-#: A Redis that is there, but says "not now", is asked again in so many seconds.
-RETRY_S: Final = 0.1
 #: Notes of the process before this one that are read.
 RESTORED: Final = 100_000
 
@@ -292,7 +291,7 @@ class Requests:
                     break
                 except RedisAway as away:
                     note_tells = note_tells or (away.maybe_done and not mark)
-                await deferLater(self._clock, RETRY_S)
+                await self._lists.retries.turn(give_up_at - self._now_s())
         except RedisRefused as refused:
             _log.info("an answer was dropped: {reason}", reason=refused.reason)
         finally:

@@ -36,8 +36,6 @@ WAITING_REQUESTS_BYTES_OF_A_TWIN: Final = 16 * 1024 * 1024
 LOOKED_UP_BYTES: Final = 16 * 1024 * 1024
 #: How long to wait for room for more of them, in seconds, before it is looked whether the peer stops.
 ROOM_S: Final = 1.0
-#: A Redis that is there, but says "not now", is asked again in so many seconds.
-RETRY_S: Final = 0.1
 #: A registry that has failed is asked again for whom an answer is for in so many seconds.
 LOOK_UP_AGAIN_S: Final = 2.0
 #: What a waiting request, or answer, costs beside its payload.
@@ -139,7 +137,7 @@ class Services:
                     return PeerCode.BUSY, "too many requests are waiting for the service"
                 self._commands.pushed(command, made, length, self._clock.seconds())
                 return None
-            await deferLater(self._clock, RETRY_S)
+            await self._lists.retries.turn(ends_at - self._clock.seconds())
         return None
 
     def _answer_ourselves(self, request: Accepted, command: str) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from typing import Any
 
 import pytest
 import pytest_twisted
 from twisted.internet.defer import Deferred, ensureDeferred
+from twisted.internet.task import deferLater
 from twisted.logger import globalLogPublisher
 
 import dmsg
@@ -272,6 +274,29 @@ async def test_a_redis_that_is_full_is_asked_again(peer: Peer) -> None:
     finally:
         await peer.ask("CONFIG", "SET", "maxmemory", "0")
     assert (await peer.take("msgbus.calc.add"))["ref"] == "uid"
+    assert peer.exchange.answers == []
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_redis_that_is_full_is_not_asked_by_each_request_that_waits(peer: Peer, reactor: Any) -> None:
+    """One twin may have thousands there, and may have filled Redis, too."""
+
+    async def asked() -> int:
+        found = re.search(rb"cmdstat_eval:calls=(\d+)", await peer.ask("INFO", "commandstats"))
+        return int(found[1]) if found else 0
+
+    await peer.ask("CONFIG", "RESETSTAT")
+    await peer.ask("CONFIG", "SET", "maxmemory", "1")
+    try:
+        for number in range(300):
+            peer.gateway.request_received(request_of(7, "calc.add", uid=str(number)))
+        while await asked() < 300:
+            pass
+        await deferLater(reactor, 0.5)
+        assert await asked() < 320
+    finally:
+        await peer.ask("CONFIG", "SET", "maxmemory", "0")
+    assert {(await peer.take("msgbus.calc.add"))["ref"] for _ in range(300)} == {str(one) for one in range(300)}
     assert peer.exchange.answers == []
 
 
