@@ -126,11 +126,12 @@ class Gateway:
             ]
         )
 
-    async def _restore(self) -> None:
+    async def _restore(self) -> bool:
         """Begin where the process before ended."""
         await self.requests.restore()
         for taker in (self._local, self._reply):
             await self._lists.give_back(taker.taken, taker.key)
+        return True
 
     def _take_reply(self, data: bytes) -> None:
         self.services.take(data, lambda: self._finishing.begin(self._finish(data)))
@@ -144,12 +145,13 @@ class Gateway:
                 return
             await deferLater(self._reactor, _REDIS_PAUSES.first_s)
 
-    async def _try_until_done(self, step: Callable[[], Awaitable[None]], key: str = "") -> None:
+    async def _try_until_done(self, step: Callable[[], Awaitable[bool]], key: str = "") -> None:
+        """Do ``step``, which gives whether Redis was asked, again and again until it does not fail."""
         failures = 0
         while not self._stopping:
             try:
-                await step()
-                self._redis_works(key)
+                if await step():
+                    self._redis_works(key)
                 return
             except (RedisAway, RedisRefused) as error:
                 failures += 1
@@ -167,7 +169,7 @@ class Gateway:
         lost_at: float | None = self._reactor.seconds()
         was_given_back = True
 
-        async def one() -> None:
+        async def one() -> bool:
             nonlocal lost_at, was_given_back
             if requests is not None:
                 await requests.room()
@@ -176,7 +178,7 @@ class Gateway:
                 is_over = self._reactor.seconds() - lost_at > 2 * TAKE_S
                 if is_over or not was_given_back:
                     if requests is not None and not await requests.noted(TAKE_S):
-                        return
+                        return False
                     await self._lists.give_back(taker.taken, taker.key)
                     was_given_back = True
                 if is_over:
@@ -190,6 +192,7 @@ class Gateway:
                 raise
             if data is not None:  # also when the peer stops meanwhile: what no relay has then is put back
                 take(data)
+            return True
 
         while not self._stopping:
             # Without room Redis is not asked, and what was wrong with it may be so still.

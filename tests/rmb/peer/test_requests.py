@@ -251,6 +251,32 @@ async def test_what_is_wrong_with_a_list_is_not_forgotten_while_nothing_is_taken
 
 
 @pytest_twisted.ensureDeferred
+async def test_what_is_wrong_with_the_list_of_requests_is_not_forgotten_while_a_note_waits(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is taken then, since what was taken before may have to be given back."""
+    noting = True
+
+    async def away_for_a_while(self: RedisLists, *arguments: Any) -> None:
+        if noting:
+            raise RedisAway("OOM", maybe_done=False)
+
+    monkeypatch.setattr(RedisLists, "done", away_for_a_while)
+    monkeypatch.setattr(gateway, "_REDIS_PAUSES", Backoff(0.001, 0.001))
+    peer.exchange.answer = lambda envelope: None
+    await peer.push(LOCAL, local())
+    await peer.exchange.until_sent(1)
+    await peer.ask("SET", LOCAL, "no list")
+    while not peer.gateway.redis_problem.startswith("WRONGTYPE"):
+        await peer.ask("PING")
+    monkeypatch.setattr(gateway, "TAKE_S", 0.001)  # the time is over after which all is given back
+    for _ in range(200):
+        await peer.ask("PING")
+        assert peer.gateway.redis_problem.startswith("WRONGTYPE")
+    noting = False
+
+
+@pytest_twisted.ensureDeferred
 async def test_the_next_process_waits_for_the_answers_of_the_one_before(make_peer: Any, address: Any) -> None:
     first, second = make_peer(address), make_peer(address)
     first.exchange.answer = lambda envelope: None
