@@ -85,6 +85,7 @@ class Gateway:
     async def stop(self) -> None:
         """Take no more, let what is on its way to Redis arrive, and end all connections."""
         self._stopping = True
+        self.requests.take_no_more()
         for pause in list(self._pauses):
             pause.cancel()
         for taker in (self._local, self._reply):
@@ -92,9 +93,9 @@ class Gateway:
                 await taker.close()
         if self._work is not None:
             await self._work
-        ends_at = self._reactor.seconds() + STOP_TIMEOUT_S
         await self.services.stop(STOP_TIMEOUT_S)
         await self.exchange.stop()
+        ends_at = self._reactor.seconds() + STOP_TIMEOUT_S  # from now on: it leads to what is put back
         await self.requests.stop(ends_at - self._reactor.seconds())
         await self._finishing.end(ends_at - self._reactor.seconds(), self._reactor)
         for one in (self._local, self._reply, self._lists):
@@ -173,6 +174,8 @@ class Gateway:
             nonlocal lost_at, was_given_back
             if requests is not None:
                 await requests.room()
+                if self._stopping:
+                    return False
             if lost_at is not None:
                 # At once, and when all is over. What is being sent is taken anew each time, and before all others.
                 is_over = self._reactor.seconds() - lost_at > 2 * TAKE_S

@@ -101,6 +101,7 @@ class Requests:
         self._answered: Waiters[None] = Waiters()
         self._answered_at = self._had_room_at = 0.0
         self._waiting_bytes = 0
+        self._stopping = False
 
     @property
     def under_way(self) -> int:
@@ -116,12 +117,17 @@ class Requests:
 
     async def room(self) -> None:
         """Wait while much is under way and answers come. When no answers come, return: the next request is then refused."""
-        while len(self._calls) >= UNDER_WAY or not self._exchange.takes_calls:
+        while not self._stopping and (len(self._calls) >= UNDER_WAY or not self._exchange.takes_calls):
             left_s = max(self._answered_at, self._had_room_at) + _STALLED_S - self._clock.seconds()
             if left_s <= 0:
                 return
             await self._answered.wait_at_most(left_s, self._clock)
         self._had_room_at = self._clock.seconds()
+
+    def take_no_more(self) -> None:
+        """The peer stops: :meth:`room` returns, however much is under way."""
+        self._stopping = True
+        self._answered.fire(None)
 
     async def noted(self, limit_s: float) -> bool:
         """Whether a note is in the place of each message that was taken, in ``limit_s`` at the latest."""

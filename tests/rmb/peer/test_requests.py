@@ -8,12 +8,15 @@ import re
 import shutil
 import socket
 import time
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_twisted
-from twisted.internet.task import deferLater
+from twisted.internet.defer import Deferred
+from twisted.internet.task import LoopingCall, deferLater
 from twisted.logger import formatEvent, globalLogPublisher
 
 from dmsg.glue.errors import RedisAway
@@ -396,6 +399,65 @@ async def test_what_no_relay_has_goes_back_to_redis_when_the_peer_stops(make_pee
     before = first.exchange.requests[0][0]
     assert before.timestamp + before.expiration == one.timestamp + one.expiration
     assert {one.destination.twin, other.destination.twin} == {7, 8}
+
+
+@pytest_twisted.ensureDeferred
+async def test_what_goes_back_to_redis_has_its_time_though_an_answer_whose_twin_is_looked_up_took_all_of_that(
+    make_peer: Any, redis_process: Any, reactor: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As while the registry fails."""
+    monkeypatch.setattr(gateway, "STOP_TIMEOUT_S", 0.5)
+    redis_process.start()
+    peer, taken = make_peer(redis_process.address), Deferred[None]()
+    stop = peer.exchange.stop
+
+    async def look_up_for_ever(envelope: Any) -> None:
+        taken.callback(None)
+        await Deferred()
+
+    async def stop_with_a_slow_redis() -> None:
+        redis_process.pause()
+        reactor.callLater(0.1, redis_process.resume)
+        await stop()
+
+    monkeypatch.setattr(peer.exchange, "send", look_up_for_ever)
+    monkeypatch.setattr(peer.exchange, "stop", stop_with_a_slow_redis)
+    peer.exchange.answer = lambda envelope: None
+    peer.exchange.unreachable = {100}
+    await peer.gateway.start()
+    for number in range(20):
+        await peer.push(LOCAL, local(ref=str(number), dat=base64.b64encode(bytes(60_000)).decode()))
+    await peer.exchange.until_sent(20)
+    await peer.push(REPLY, {"ver": 1, "ref": "uid", "dst": "7", "dat": "", "now": int(time.time())})
+    await taken
+    await peer.gateway.stop()
+    monkeypatch.undo()
+    assert await peer.ask("LLEN", LOCAL) == 20 and await notes(peer) == []
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_peer_with_much_under_way_stops_soon_though_answers_come(
+    make_peer: Any, address: Any, reactor: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer, numbers = make_peer(address), count()
+    peer.exchange.answer = lambda envelope: None
+    await peer.gateway.start()
+    for number in range(30):
+        await peer.push(LOCAL, local(ref=str(number)))
+    await peer.exchange.until_sent(30)
+    monkeypatch.setattr(requests, "UNDER_WAY", 2)
+
+    def give() -> None:
+        with suppress(KeyError, IndexError):  # the exchange has stopped
+            peer.exchange.give(answer_to(peer.exchange.requests[next(numbers)][0], b"pong"))
+
+    giving = LoopingCall(give)
+    giving.start(0.3)
+    await deferLater(reactor, 1.5)
+    began = time.monotonic()
+    await peer.gateway.stop()
+    giving.stop()
+    assert time.monotonic() - began < 3
 
 
 @pytest_twisted.ensureDeferred
