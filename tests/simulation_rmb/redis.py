@@ -229,8 +229,9 @@ class Redis(Factory):
             for mark in keys[2:]:
                 if mark in self.notes:
                     return 0
-                self.notes[mark] = b""
-                self.expires[mark] = now + int(arguments[4])
+                if int(arguments[4]):
+                    self.notes[mark] = b""
+                    self.expires[mark] = now + int(arguments[4])
             self.push(keys[1], arguments[0])
             self.expires[keys[1]] = now + int(arguments[2])
             return 1

@@ -20,11 +20,12 @@ redis.call('EXPIRE', KEYS[1], ARGV[4])
 return length
 """
 # KEYS: note, list, and perhaps a mark. ARGV: message, most messages, seconds the list is kept, "1" if a missing note tells that
-# it has been pushed already, seconds the mark is kept, which tells so if it is there.
+# it has been pushed already, seconds the mark is kept, which tells so if it is there; for 0 it is not made.
 _PUSH_ONCE: Final = """
 local there = redis.call('DEL', KEYS[1])
 if ARGV[4] == '1' and there == 0 then return 0 end
-if KEYS[3] and not redis.call('SET', KEYS[3], '', 'EX', ARGV[5], 'NX') then return 0 end
+if KEYS[3] and redis.call('EXISTS', KEYS[3]) == 1 then return 0 end
+if KEYS[3] and ARGV[5] ~= '0' then redis.call('SET', KEYS[3], '', 'EX', ARGV[5]) end
 redis.call('LPUSH', KEYS[2], ARGV[1])
 redis.call('LTRIM', KEYS[2], 0, ARGV[2] - 1)
 redis.call('EXPIRE', KEYS[2], ARGV[3])
@@ -110,7 +111,7 @@ class RedisLists:
         """Append, drop all but the newest ``most``, keep the list for ``keep_s`` and remove a note, all in one.
 
         If the message has been pushed before, nothing happens (``False``). The note tells so if it was written for certain:
-        then it is gone. Else ``mark`` does, a key that is written with the message, and kept for ``mark_s``.
+        then it is gone. Else ``mark`` does, a key that is written with the message, and kept for ``mark_s``; 0 only looks for it.
         """
         keys = (note, key, mark) if mark else (note, key)
         words = ("EVAL", _PUSH_ONCE, len(keys), *keys, data, most, keep_s, int(note_tells), mark_s)

@@ -37,7 +37,8 @@ _log = Logger()
 KEPT_ANSWERS: Final = 10_000
 KEEP_ANSWERS_S: Final = 3600
 #: A note is kept this much longer than the request it is about, in seconds: an error is pushed when the time is over, and a
-#: Redis that was away has to come back first.
+#: Redis that was away has to come back first. So long it is also known that a request of the process before was answered:
+#: what that one has sent may be on its way for minutes.
 NOTE_GRACE_S: Final = 300
 #: Answers that wait for a Redis that is away, in bytes. Above, errors are kept in their place.
 WAITING_ANSWERS_BYTES: Final = 64 * 1024 * 1024
@@ -58,12 +59,12 @@ _NO_ANSWER: Final = "no answer in time"
 class _Awaited:
     """An answer that a local program waits for."""
 
-    __slots__ = ("answered", "ends_at", "note", "noted", "reference", "reply_to", "timer", "twin")
+    __slots__ = ("answered", "ends_at", "note", "noted", "reference", "reply_to", "restored", "timer", "twin")
 
     def __init__(self, note: str, reply_to: str, reference: str | None, twin: int, ends_at: float) -> None:
         self.note = note
-        #: Whether the note is known to be there.
-        self.noted = False
+        #: Whether the note is known to be there, and whether it is of the process before this one.
+        self.noted = self.restored = False
         #: Whether its answer is on its way to Redis, or there.
         self.answered = False
         self.reply_to = reply_to
@@ -222,7 +223,7 @@ class Requests:
             reference = note.reference if note.HasField("reference") else None
             ends_at = float(note.expires or int(now) + min(note.ttl, MAX_TTL_S))
             awaited = _Awaited(name, note.reply_to, reference, note.destination, ends_at)
-            awaited.noted = True
+            awaited.noted = awaited.restored = True
             self._restored[note.uid] = awaited
             awaited.timer = self._clock.callLater(max(0.0, ends_at - now - EARLY_S), self._over, note.uid)
 
@@ -276,8 +277,8 @@ class Requests:
 
     async def _deliver(self, awaited: _Awaited, data: bytes) -> None:
         """Push ``data`` once, however long that takes, but not beyond the time for which its note is kept."""
-        note_tells = False
-        mark = "" if awaited.noted else PUSHED + self._new_uid()
+        noted, note_tells = awaited.noted, False
+        mark = PUSHED + (awaited.note.removeprefix(BACKLOG) or self._new_uid())
         self._waiting_bytes += len(data)
         give_up_at = max(awaited.ends_at, self._now_s()) + NOTE_GRACE_S
         try:
@@ -291,18 +292,18 @@ class Requests:
                         keep_s=KEEP_ANSWERS_S,
                         note_tells=note_tells,
                         mark=mark,
-                        mark_s=int(left_s) + 1,
+                        mark_s=NOTE_GRACE_S if awaited.restored else 0 if noted else int(left_s) + 1,
                         wait_s=left_s,
                     )
                     break
                 except RedisAway as away:
-                    note_tells = note_tells or (away.maybe_done and not mark)
+                    note_tells = note_tells or (away.maybe_done and noted)
                 await self._lists.retries.turn(give_up_at - self._now_s())
         except RedisRefused as refused:
             _log.info("an answer was dropped: {reason}", reason=refused.reason)
         finally:
             self._waiting_bytes -= len(data)
-        if mark:
+        if not noted:
             with suppress(RedisAway, RedisRefused):
                 await self._lists.forget([mark])
 

@@ -92,7 +92,9 @@ async def test_a_message_is_pushed_once_however_often_it_is_tried(lists: Any) ->
     await ask(lists, "rpop", "list")
     assert not await push("missing", b"two", mark="mark", mark_s=60)
     assert await ask(lists, "llen", "list") == 0
-    assert await push("missing", b"two") and await push("missing", b"three")
+    assert not await push("missing", b"two", mark="mark", mark_s=0)
+    assert await push("missing", b"two", mark="other", mark_s=0) and not await ask(lists, "exists", "other")
+    assert await push("missing", b"three")
     assert await ask(lists, "lrange", "list", 0, -1) == [b"three", b"two"]
     assert 50 < await ask(lists, "ttl", "list") <= 60
 

@@ -309,6 +309,41 @@ async def test_the_next_process_waits_for_the_answers_of_the_one_before(make_pee
     assert await notes(second) == []
 
 
+@pytest.mark.parametrize("is_answered", [True, False])
+@pytest_twisted.ensureDeferred
+async def test_an_answer_of_a_killed_process_that_redis_gets_behind_that_of_the_next_is_not_pushed(
+    make_peer: Any, address: Any, monkeypatch: pytest.MonkeyPatch, is_answered: bool
+) -> None:
+    """What it had sent is on its way when its network fails, and comes when that works again."""
+    first, second, sent = make_peer(address), make_peer(address), list[Any]()
+
+    async def send_into_the_void(*arguments: Any, **options: Any) -> None:
+        sent.append((arguments, options))
+        await Deferred()
+
+    monkeypatch.setattr(gateway, "STOP_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(first.gateway.requests._lists, "push_once", send_into_the_void)
+    first.exchange.answer = lambda envelope: None
+    await first.gateway.start()
+    await first.push(LOCAL, local(exp=60 if is_answered else 2))
+    await first.exchange.until_sent(1)
+    while not await notes(first):
+        pass
+    answer = answer_to(first.exchange.requests[0][0], b"pong")
+    first.exchange.give(answer)
+    await first.gateway.stop()
+    await second.gateway.start()
+    if is_answered:
+        while not second.gateway.is_awaited(answer.envelope.uid, 100):
+            await second.ask("PING")
+        second.gateway.answer_received(answer)
+    assert (await second.take("answers"))["ref"] == "mine"
+    [(arguments, options)] = sent
+    assert not await second.lists.push_once(*arguments, **options)
+    assert await second.ask("LLEN", "answers") == 0
+    assert {0 < await second.ask("TTL", key) <= 300 for key in await second.ask("KEYS", "msgbus.*")} == {True}
+
+
 @pytest_twisted.ensureDeferred
 async def test_answers_that_a_relay_has_kept_come_when_the_notes_are_read(
     make_peer: Any, redis_process: Any, reactor: Any
