@@ -14,8 +14,8 @@ pytestmark = pytest.mark.time_limit(120)
 
 
 #: Runs that once failed: a peer's request was put back and awaited as well; a twin moved to the relay that had its envelopes;
-#: what a killed peer had sent came to its Redis after the next one had answered.
-ONCE = (5078, 5129, 64003)
+#: what a killed peer had sent came to its Redis after the next one had answered; a peer has a long way to its Redis.
+ONCE = (5078, 5129, 64003, 63007)
 
 
 @pytest.mark.parametrize("seed", [*range(12), *ONCE])
