@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 from typing import Protocol as TypingProtocol
 
 from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
@@ -25,6 +25,8 @@ from dmsg.sansio.errors import KeepaliveLost, WebSocketRefused
 from dmsg.sansio.websocket_frames import Closed
 
 _log = Logger()
+#: What is read so soon after reading was stopped for a while, in seconds, may have come at the beginning of that.
+UNREAD_S: Final = 2.0
 #: Opens a WebSocket to a URL for an owner: :func:`dmsg.glue.websocket.connect_websocket` with all but these two given.
 Connect = Callable[[WebSocketUrl, Owner], "Deferred[WebSocketShell]"]
 
@@ -89,7 +91,7 @@ class RelayConnection:
         #: Why it is not connected, for people and for the log; "" while it is.
         self.problem = "not connected yet"
         self.reason = Reason.NONE
-        #: When it was connected, how long that took, and when anything was last heard, in seconds on the clock.
+        #: When it was connected, how long that took, and when anything last came, at the earliest, in seconds on the clock.
         self.since_s = 0.0
         self.handshake_s = 0.0
         self.heard_at = 0.0
@@ -112,6 +114,9 @@ class RelayConnection:
         self._probe: IDelayedCall | None = None
         self._pinged = False
         self._sent_at = 0.0
+        #: Whether it is not read from, since when it was not, and since when it is again.
+        self._is_held = False
+        self._held_at, self._reads_since = 0.0, float("-inf")
         #: Whether messages of this read have been handed on; what they led us to send was sent after they were heard.
         self._reading = False
         self._over: Waiters[None] = Waiters()
@@ -160,6 +165,7 @@ class RelayConnection:
 
     def _came_up(self, shell: WebSocketShell, began_s: float) -> None:
         self._shell = shell
+        self._is_held, self._reads_since = False, float("-inf")
         self._replaced = False
         self.problem = ""
         self.since_s = self.heard_at = self._clock.seconds()
@@ -240,22 +246,30 @@ class RelayConnection:
             return
         if self.heard_at > self._sent_at:
             return
-        now, due = self._clock.seconds(), self.heard_at + self._config.probe_s
-        if now < due:
-            self._probe = self._clock.callLater(due - now, self._look)
+        now, probe_s = self._clock.seconds(), self._config.probe_s
+        # While it is not read from, it cannot be heard.
+        since = now if self._is_held else max(self.heard_at, self._reads_since)
+        if now < since + probe_s:
+            self._probe = self._clock.callLater(since + probe_s - now, self._look)
         elif not self._pinged:
             self._pinged = True
             shell.core.ping()
             shell.flush()
-            self._probe = self._clock.callLater(self._config.probe_s, self._look)
+            self._probe = self._clock.callLater(probe_s, self._look)
         elif not self.is_doubtful:
             self.is_doubtful = True
             self._owner.doubted(self)
 
     def hold(self, held: bool) -> None:
         """Read nothing more for now, or go on."""
-        if self._shell is not None:
-            self._shell.hold("lookups", held)
+        if self._shell is None or held is self._is_held:
+            return
+        now, self._is_held = self._clock.seconds(), held
+        if not held:
+            self._reads_since = now
+        elif now - self._reads_since >= UNREAD_S:
+            self._held_at = now
+        self._shell.hold("lookups", held)
 
     # --- from the shell ----------------------------------------------------------------------------------------------
 
@@ -281,7 +295,8 @@ class RelayConnection:
         shell.flush()
 
     def _heard(self) -> None:
-        self.heard_at = self._clock.seconds()
+        now = self._clock.seconds()
+        self.heard_at = now if now - self._reads_since >= UNREAD_S else max(self.heard_at, self._held_at)
         self._pinged = self.is_doubtful = False
 
     def flushed(self, shell: Shell) -> None:

@@ -8,6 +8,7 @@ import pytest
 from twisted.internet.defer import Deferred, ensureDeferred
 
 from dmsg.errors import InvalidAddress
+from dmsg.glue.waiters import Waiters
 from dmsg.rmb.client.config import RmbConfig
 from dmsg.rmb.client.errors import CallError, CallRefused, CallTimeout, NotConnected
 from dmsg.rmb.client.handlers import Request
@@ -442,6 +443,41 @@ def test_a_relay_that_has_no_answer_for_us_is_not_silent(world: Any) -> None:
             world.result(call, 21)
         assert late.value.relays == (first.url,)
     assert (len(first.seen), len(second.seen)) == (5, 0)
+
+
+def test_a_relay_that_is_not_read_from_is_not_silent(world: Any, forge: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The senders of what it has brought are being looked up, which takes a registry of nodes that do not answer long."""
+    first, second, handled, caller = two(world, config=RmbConfig(lookups=2))
+    world.registry.add(3)
+    get, known = world.registry.get, Waiters[None]()
+
+    async def get_slowly(twin: int) -> Any:
+        if twin == 3:
+            await known.wait()
+        return await get(twin)
+
+    monkeypatch.setattr(world.registry, "get", get_slowly)
+    for uid in "ab":
+        first.deliver(forge(3, SessionAddress(CALLER), uid=uid, signer=3), SessionAddress(CALLER))
+    world.settle()
+    call = ensureDeferred(caller.call(SERVICE, "echo", b"x", timeout=60))
+    world.settle(20)
+    known.fire(None)
+    assert world.result(call, 5).data == b"x"
+    assert handled == [b"x"] and second.seen == []
+
+
+@pytest.mark.parametrize("held_s", [1.0, 20.0])
+def test_a_relay_that_went_silent_while_it_was_not_read_from_is_silent(world: Any, held_s: float) -> None:
+    first, second, _, caller = two(world)
+    caller.exchange.relays.connections[0].hold(True)
+    call = ensureDeferred(caller.call(SERVICE, "echo", b"x", timeout=60))
+    hush(world, first)
+    world.settle(held_s)
+    caller.exchange.relays.connections[0].hold(True)
+    assert second.seen == []
+    caller.exchange.relays.connections[0].hold(False)
+    assert world.result(call, 10).data == b"x"
 
 
 def test_a_silent_relay_that_is_the_only_one_gets_nothing_twice(world: Any) -> None:
