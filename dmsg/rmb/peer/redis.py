@@ -33,10 +33,12 @@ return 1
 """
 
 
-# KEYS: taken, note, note … ARGV: message, seconds and value of each note.
+# KEYS: taken, note, note … ARGV: message, seconds and value of each note. A Redis that is full takes what a script writes behind
+# something that needs no memory, and the notes have less than the message.
 _DONE: Final = """
+local found = redis.call('LREM', KEYS[1], -1, ARGV[1])
 for one = 2, #KEYS do redis.call('SETEX', KEYS[one], ARGV[2 * one - 2], ARGV[2 * one - 1]) end
-return redis.call('LREM', KEYS[1], -1, ARGV[1])
+return found
 """
 # KEYS: note, list. ARGV: message.
 _PUT_BACK: Final = """

@@ -691,6 +691,29 @@ async def test_a_request_is_noted_and_not_taken_once_more_before_it_is_sent(make
 
 
 @pytest_twisted.ensureDeferred
+async def test_a_request_that_was_taken_before_redis_was_full_is_noted_all_the_same(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the next process would send it once more."""
+    done = RedisLists.done
+
+    async def fill_first(self: RedisLists, *arguments: Any) -> None:
+        await peer.ask("CONFIG", "SET", "maxmemory", "1")
+        await done(self, *arguments)
+
+    monkeypatch.setattr(RedisLists, "done", fill_first)
+    peer.exchange.answer = lambda envelope: None
+    try:
+        await peer.push(LOCAL, local(dst=[7, 8]))
+        await peer.exchange.until_sent(2)
+        for _ in range(200):
+            await peer.ask("PING")
+        assert await peer.ask("EXISTS", LOCAL_TAKEN) == 0 and len(await notes(peer)) == 2
+    finally:
+        await peer.ask("CONFIG", "SET", "maxmemory", "0")
+
+
+@pytest_twisted.ensureDeferred
 async def test_what_redis_gave_to_a_connection_that_was_lost_is_taken_once_more(peer: Peer) -> None:
     """The message is in the list of what was taken then, and no one has it."""
 
