@@ -28,12 +28,15 @@ _Key = tuple[SessionAddress, str]
 
 
 class _Request:
-    """A request that was accepted: its signature, when it is over, and its answer, once there is one."""
+    """A request that was accepted: its signature, the URL of the relay over which it came last, when it is over, and its
+    answer, once there is one.
+    """
 
-    __slots__ = ("answer", "expires_at", "repeats", "shelf", "signature", "size")
+    __slots__ = ("answer", "expires_at", "relay", "repeats", "shelf", "signature", "size")
 
-    def __init__(self, signature: bytes, expires_at: float, shelf: _Shelf) -> None:
+    def __init__(self, signature: bytes, relay: str, expires_at: float, shelf: _Shelf) -> None:
         self.signature = signature
+        self.relay = relay
         self.expires_at = expires_at
         self.answer: Parcel | None = None
         #: The bytes of its answer, and where it counts.
@@ -122,10 +125,10 @@ class Answers:
         """Whether one of ``size`` bytes more could wait for a relay."""
         return self._unsent.used + size <= max(_UNSENT_FITS * self._limit_bytes, size)
 
-    def accepted(self, source: SessionAddress, uid: str, signature: bytes, expires_at: float) -> None:
-        """Note the request ``uid`` of ``source``."""
+    def accepted(self, source: SessionAddress, uid: str, signature: bytes, relay: str, expires_at: float) -> None:
+        """Note the request ``uid`` of ``source``, which came over ``relay``: that one is the first to take its answer."""
         self._forget((source, uid))
-        self._add((source, uid), _Request(signature, expires_at, self._kept))
+        self._add((source, uid), _Request(signature, relay, expires_at, self._kept))
         self._bound()
 
     def _add(self, key: _Key, request: _Request) -> None:
@@ -137,10 +140,12 @@ class Answers:
         key = (destination, uid)
         request = self._requests.get(key)
         if request is None:
-            request = _Request(b"", answer.expires_at, self._kept)
+            request = _Request(b"", "", answer.expires_at, self._kept)
             self._add(key, request)
         elif request.answer is not None:
             self._drop(request)
+        if request.relay:
+            answer.prefer = (request.relay, *answer.prefer)
         request.answer = answer
         request.expires_at = answer.expires_at
         self._put(key, request, self._kept, len(answer.data))
@@ -161,16 +166,21 @@ class Answers:
         if not had_room and self.has_room:
             self._room()
 
-    def repeat(self, source: SessionAddress, uid: str, signature: bytes) -> None:
-        """A request has come that is called ``uid`` as one of ``source`` was: if it is the same, so is its answer.
+    def repeat(self, source: SessionAddress, uid: str, signature: bytes, relay: str) -> None:
+        """A request has come over ``relay`` that is called ``uid`` as one of ``source`` was: if it is the same, so is its answer.
 
-        It is the same if it has the same signature, which then need not be checked once more.
+        It is the same if it has the same signature, which then need not be checked once more. Its sender may have lost the
+        relay over which it came before, which we have not.
         """
         request = self._requests.get((source, uid))
-        if request is None or request.answer is None or request.signature != signature:
+        if request is None or request.signature != signature or request.repeats >= _REPEATS:
             return
-        if request.repeats < _REPEATS and self._relays.post_again(request.answer):
-            request.repeats += 1
+        request.relay = relay
+        answer = request.answer
+        if answer is not None:
+            answer.prefer = (relay, *(one for one in answer.prefer if one != relay))
+            if self._relays.post_again(answer):
+                request.repeats += 1
 
     def stop(self) -> None:
         """Forget all."""

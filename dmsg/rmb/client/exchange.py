@@ -309,7 +309,7 @@ class Exchange:
 
     def _answer(self, request: Accepted, answer: Envelope) -> None:
         assert request.twin is not None
-        self._post_answer(answer, request.twin, (request.relay,))
+        self._post_answer(answer, request.twin)
 
     async def send(self, envelope: Envelope) -> None:
         """Send an answer that was made elsewhere: uid, destination, response or error, ``plain`` and the rest.
@@ -319,15 +319,15 @@ class Exchange:
         target = SessionAddress.of(envelope.destination)
         if self._stopped:
             raise Stopped(target)
-        self._post_answer(envelope, await self._look_up(target), ())
+        self._post_answer(envelope, await self._look_up(target))
 
-    def _post_answer(self, answer: Envelope, twin: Twin, prefer: Sequence[str]) -> None:
+    def _post_answer(self, answer: Envelope, twin: Twin) -> None:
         target = SessionAddress.of(answer.destination)
         data = self._seal(answer, twin, target)
         if answer.HasField("response") and not self._answers.fits(len(data)):
             raise TooMuchUnderWay(target)
         ends_at = self._clock.seconds() + answer.expiration
-        parcel = Parcel(data, ends_at, again=Again.IF_UNCERTAIN, prefer=(*prefer, *twin.relays))
+        parcel = Parcel(data, ends_at, again=Again.IF_UNCERTAIN, prefer=twin.relays)
         self._answers.post(target, answer.uid, parcel)
 
     def _seal(self, envelope: Envelope, twin: Twin, target: SessionAddress) -> bytes:
@@ -391,7 +391,8 @@ class Exchange:
                     raise wrong.NoSenderKey
         except wrong.Replayed:
             if envelope.HasField("request"):
-                self._answers.repeat(SessionAddress.of(envelope.source), envelope.uid, envelope.signature)
+                source = SessionAddress.of(envelope.source)
+                self._answers.repeat(source, envelope.uid, envelope.signature, connection.url)
         except wrong.EnvelopeRefused as refused:
             self._refused(envelope, refused, connection)
         except RegistryError:
@@ -425,7 +426,7 @@ class Exchange:
         kind = envelope.WhichOneof("message")
         if kind == "request":
             ends_at = self._clock.seconds() + accepted.remaining_s
-            self._answers.accepted(accepted.source, envelope.uid, signature, ends_at)
+            self._answers.accepted(accepted.source, envelope.uid, signature, connection.url, ends_at)
             self._owner.request_received(accepted)
             return
         call = self._calls.get(envelope.uid)

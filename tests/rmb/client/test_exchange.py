@@ -81,6 +81,23 @@ def test_an_answer_made_elsewhere_answers_a_request(scene: Any) -> None:
     assert world.result(call).data == b"answer"
 
 
+def test_an_answer_made_elsewhere_goes_over_the_relay_that_brought_the_request(world: Any) -> None:
+    """Of the relays of its twin the caller may have lost the others."""
+    first, second = world.relay(9000), world.relay(9001)
+    gateway = Gateway(world, first, second)
+    world.result(gateway.exchange.start())
+    caller = world.client(CALLER, second)
+    world.registry.add(CALLER, relays=[first.url[5:], second.url[5:]])
+    call = ensureDeferred(caller.call(GATEWAY, "any.command", b"question", timeout=10))
+    world.settle()
+    answer = Envelope(uid=gateway.requests[0].envelope.uid, plain=b"answer", expiration=60)
+    answer.response.SetInParent()
+    gateway.requests[0].source.write_to(answer.destination)
+    world.result(gateway.exchange.send(answer))
+    assert world.result(call).data == b"answer" and first.seen == []
+    world.result(gateway.exchange.stop(), 10)
+
+
 def test_an_answer_awaited_from_before_is_told(scene: Any) -> None:
     world, relay, gateway = scene
     other = Gateway(world, relay)

@@ -222,6 +222,31 @@ def test_an_answer_that_was_lost_long_ago_is_sent_again_when_its_request_comes_a
     assert handled == [b"x"]
 
 
+@pytest.mark.parametrize("is_answered", [True, False])
+def test_an_answer_goes_over_the_relay_over_which_its_request_comes_again(world: Any, is_answered: bool) -> None:
+    """The caller alone has lost the other relay, which does not know where it is now."""
+    first, _, handled, caller = two(world)
+    gate: Deferred[None] = Deferred()
+
+    @world.clients[0].service("wait")
+    async def wait(request: Request) -> bytes:
+        handled.append(request.data)
+        if not is_answered:
+            await gate
+        return b"done"
+
+    first.mangle = lambda message, envelope: [] if envelope.HasField("response") else [message]
+    call = ensureDeferred(caller.call(SERVICE, "wait", b"x", timeout=30))
+    world.settle()
+    assert len(handled) == 1
+    first.answer = b"HTTP/1.1 503 No\r\nContent-Length: 0\r\n\r\n"
+    first.sessions[SessionAddress(CALLER)].cut()
+    world.settle(2)
+    gate.callback(None)
+    assert world.result(call, 2).data == b"done"
+    assert len(handled) == 1
+
+
 def test_a_relay_whose_name_no_certificate_can_have_is_tried_again_and_said_why(world: Any) -> None:
     relay = world.relay()
     relay.url = "wss://xn--a.example"
