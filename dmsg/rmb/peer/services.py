@@ -18,6 +18,7 @@ from dmsg.glue.waiters import Waiters
 from dmsg.rmb.client.errors import CallError, EnvelopeTooLarge, RegistryFailed
 from dmsg.rmb.client.exchange import Accepted, Exchange
 from dmsg.rmb.core.errors import InvalidMessage, PeerCode
+from dmsg.rmb.core.limits import MAX_TTL_S
 from dmsg.rmb.core.messages import IncomingRequest, OutgoingResponse
 from dmsg.rmb.core.wire import Envelope
 from dmsg.rmb.peer.commands import KEEP_COMMAND_S, OWN, Commands, list_of
@@ -216,7 +217,7 @@ class Services:
             self._sending_bytes -= size
             self._room.fire(None)
         self._retried_bytes += size
-        ends_at = self._clock.seconds() + envelope.expiration
+        ends_at = self._clock.seconds() + min(envelope.expiration, MAX_TTL_S)
         try:
             while True:
                 await deferLater(self._clock, LOOK_UP_AGAIN_S)

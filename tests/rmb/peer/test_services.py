@@ -137,6 +137,17 @@ async def test_an_answer_is_sent_when_the_registry_works_again(peer: Peer, monke
 
 
 @pytest_twisted.ensureDeferred
+async def test_an_answer_is_given_up_when_it_can_be_good_no_longer(peer: Peer, monkeypatch: Any, reactor: Any) -> None:
+    """Others would have no room while the registry fails."""
+    monkeypatch.setattr(services, "LOOK_UP_AGAIN_S", 0.01)
+    monkeypatch.setattr(services, "MAX_TTL_S", 0.1, raising=False)
+    peer.exchange.answer = lambda envelope: RegistryFailed(SessionAddress(7), "unavailable")
+    await peer.push(REPLY, ANSWER)
+    await deferLater(reactor, 0.5)
+    assert await peer.ask("exists", REPLY, commands.REPLY_TAKEN) == 0
+
+
+@pytest_twisted.ensureDeferred
 async def test_answers_for_a_twin_that_cannot_be_looked_up_take_no_room_from_others(
     peer: Peer, monkeypatch: Any
 ) -> None:
