@@ -23,7 +23,7 @@ from dmsg.cli.settings import PUBLIC_KEY, Invocation, ValueType, common_options,
 from dmsg.crypto.keys import PublicKey
 from dmsg.ops.values import DURATION, SIZE
 
-#: A ping holds at least enough randomness to be told from others, and at most what two ends hold without waiting.
+#: The longest ping: as much as two ends hold without waiting.
 PING_LIMIT_BYTES: Final = 1024 * 1024
 #: How long an answer may take, in seconds.
 ANSWER_TIMEOUT_S: Final = 10.0

@@ -1,4 +1,4 @@
-"""Socket options a connection wants, where there is a socket at all."""
+"""Socket options, and reads and writes that go past the transport, where there is a socket at all."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class _Labels:
 
 @implementer(IEventLog)
 class MetricsEventLog:
-    """Counts events in ``registry`` and hands them on to ``inner`` (``dropped`` of which is exported too)."""
+    """Counts events in ``registry`` and passes them on to ``inner``, whose ``dropped`` and ``discarded`` are exported, too."""
 
     def __init__(self, inner: Any, registry: CollectorRegistry) -> None:
         self.inner = inner

@@ -50,8 +50,7 @@ _log = Logger()
 class RelayFile:
     """The relays of the file at ``path``, the newest last. ``now_s()`` is Unix time in seconds.
 
-    It is read when this is made; a directory that is missing is made (mode 0700). What goes wrong is logged once and
-    never raised.
+    The file is read here; a missing directory is made when it is written (mode 0700). Errors are logged once and never raised.
     """
 
     def __init__(self, path: str | os.PathLike[str], now_s: Callable[[], float]) -> None:

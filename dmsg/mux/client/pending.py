@@ -1,4 +1,4 @@
-"""Streams on their way to becoming transports: what we asked for, and what a peer asks of us."""
+"""Streams that we asked for and that are not transports yet."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ _FRAME_COST_BYTES: Final = FWD_OVERHEAD_BYTES + TAG_BYTES
 class SealedStream(Stream):
     """One end of an end-to-end transport on one path.
 
-    Made from a base stream once its handshake is through. ``resend`` and ``pending`` are what an earlier path leaves.
+    Made from a base stream once its handshake is done. :meth:`go_on_from` takes over what an earlier path leaves.
     """
 
     __slots__ = (
