@@ -1,9 +1,9 @@
-"""How a reactor waits: without going to sleep, as long as what it waits for comes sooner than a sleeper would wake.
+"""How a reactor waits: awake, as long as the next event comes sooner than a sleeping process would wake.
 
-Waking a process on an idle core takes 20 to 40 µs, and a message with its answer through a relay wakes four. Where messages
-follow each other within 400 µs, the process polls without a timeout, and calls ``sched_yield`` between two polls, so that
-other processes get the core. Where messages are rarer, where another process needs the core, and in transfers, it sleeps.
-On slow machines all of this takes longer, and so does the work for a message: times that matter are multiples of that work.
+Waking a process on an idle core takes 20 to 40 µs, and a message with its answer through a relay takes four wake-ups. Where
+messages follow each other within 400 µs, the process polls without a timeout, and calls ``sched_yield`` between two polls, so
+that other processes get the core. Where messages are rarer, where another process needs the core, and in transfers, it sleeps.
+On slow machines a wake-up takes longer, and so does the work for a message: the time limits are multiples of that work.
 """
 
 from __future__ import annotations
@@ -16,30 +16,31 @@ from typing import Final
 #: What is ready, as ``(descriptor, events)``.
 Ready = list[tuple[int, int]]
 
-#: The longest that is waited without sleeping, as a multiple of what the process works between two waits, and its bounds in
-#: seconds. What comes later is not worth it.
+#: The longest wait without sleep, as a multiple of the work between two waits, and its bounds in seconds. Staying awake for
+#: longer does not pay.
 LONGEST_WORKS: Final = 10
 LONGEST_MIN_S: Final = 400e-6
 LONGEST_MAX_S: Final = 1.5e-3
-#: Waits in a row that were no longer than this, before one is spent awake. After one that was in vain it takes twice as many,
-#: and one less for each that was not: where messages come at random, nearly all waits are spent asleep.
+#: So many waits in a row must be that short before one is spent awake. The number doubles after each wait awake that was in
+#: vain, and falls by one after each that was not: where messages come at random, nearly all waits are spent asleep.
 FEWEST_WAITS: Final = 32
 MOST_WAITS: Final = 1024
-#: Each wait of this number is a sleep whatever came before: another thread of this process gets the interpreter then.
+#: Of the waits that could be spent awake, one in so many is a sleep: other threads of this process get the interpreter then.
 SLEEP_EVERY: Final = 16
-#: After much data, so many short waits come first: a transfer gains nothing by being woken sooner, only smaller reads.
+#: After a large piece, this many more short waits must come first. An earlier wake-up would only make a transfer's reads
+#: smaller.
 WAITS_AFTER_BULK: Final = 32
-#: Who worked longer than this before waiting, in seconds, gains little by being awake a wake-up sooner.
+#: After more work than this, in seconds, staying awake gains little: a wake-up takes only a part of that time.
 LONGEST_WORK_S: Final = 300e-6
 #: How fast the mean of that work follows: the newest wait counts for one in so many.
 _WORK_MEMORY: Final = 16
-#: If another process keeps the core for longer than this when it is given way to, it needs the core more. A multiple of this
-#: one's work, since the others that a message passes through work about as long, and its bounds in seconds.
+#: A process that keeps the core for longer than this after a yield needs it more than we do. A multiple of our own work,
+#: since the other processes on a message's way work about as long; and its bounds in seconds.
 LONG_TURN_WORKS: Final = 5
 LONG_TURN_MIN_S: Final = 200e-6
 LONG_TURN_MAX_S: Final = 800e-6
-#: For some time this process only sleeps then: the first time below, or the second one if the other took all that the system
-#: gives a process at once, and twice as long each time that it happens again soon.
+#: After that, our process only sleeps for a while: ``REST_S``, or ``REST_AFTER_WHOLE_TURN_S`` if the other process kept the
+#: core for ``WHOLE_TURN_S``, which is all that the system gives at once; twice as long each time that it happens again soon.
 WHOLE_TURN_S: Final = 0.001
 REST_S: Final = 0.002
 REST_AFTER_WHOLE_TURN_S: Final = 0.05
@@ -55,7 +56,7 @@ class BusyWait:
     """Waits with ``sleep(timeout_s, most)``, which gives what is ready as ``epoll.poll`` does.
 
     ``threads_work()`` says whether other threads of this process have work: they need the interpreter. ``give_way()`` lets
-    other processes run. ``clock()`` and ``cpu_clock()`` give seconds, the second one those of this thread on a core.
+    other processes run. ``clock()`` gives seconds, ``cpu_clock()`` the seconds that this thread has run.
     """
 
     __slots__ = (
@@ -124,10 +125,10 @@ class BusyWait:
         return ready
 
     def _note_work(self, work_s: float) -> None:
-        # More than that is not for one message. It counts as the most, so that a transfer leaves the mean within bounds.
+        # Longer work is not for one message. It counts as LONGEST_WORK_S, so that a transfer keeps the mean within bounds.
         self._work_s += ((work_s if work_s < LONGEST_WORK_S else LONGEST_WORK_S) - self._work_s) / _WORK_MEMORY
         longest_s = LONGEST_WORKS * self._work_s
-        # each wait comes here: min() and max() take three times as long
+        # this runs before each wait: min() and max() would take three times as long
         self._longest_s = (
             LONGEST_MIN_S if longest_s < LONGEST_MIN_S else LONGEST_MAX_S if longest_s > LONGEST_MAX_S else longest_s
         )

@@ -1,4 +1,4 @@
-"""Client endpoints for the places where relays are, factories for what they connect, and why they do not connect."""
+"""Client endpoints for the addresses of relays, factories for their protocols, and why a connection fails."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def quiet_factory(build: Callable[[], Any]) -> Any:
     return factory
 
 
-#: What Twisted raises for a certificate that is not of the host, with service_identity and without.
+#: What Twisted raises for the certificate of another host, with service_identity and without.
 _OTHER_NAME: Final = frozenset({"VerificationError", "SimpleVerificationError"})
 
 
 def tls_problem(error: BaseException | None) -> str:
-    """What is wrong with TLS, in a few words as OpenSSL has them; "" if ``error`` is of something else.
+    """The problem with TLS, in OpenSSL's words; "" if ``error`` is about something else.
 
-    By the names of classes: programs that use no TLS do not import OpenSSL.
+    Compares names of classes, so that programs without TLS need not import OpenSSL.
     """
     if type(error).__name__ in _OTHER_NAME:
         return "the certificate is not of this host"

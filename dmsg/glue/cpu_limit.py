@@ -12,7 +12,7 @@ _ROOT: Final = Path("/sys/fs/cgroup")
 def has_cpu_limit(groups: Path = _GROUPS, root: Path = _ROOT) -> bool:
     """Whether a control group of this process, or one above it, has a limit: a process that used it up stands still.
 
-    ``groups`` lists the groups of the process, which lie below ``root``. What cannot be read has no limit.
+    ``groups`` lists the groups of the process, which lie below ``root``. A file that cannot be read counts as no limit.
     """
     for line in _text(groups).splitlines():
         _, controllers, name = [*line.split(":", 2), "", ""][:3]
@@ -25,7 +25,7 @@ def has_cpu_limit(groups: Path = _GROUPS, root: Path = _ROOT) -> bool:
         else:
             continue
         group = base / name.strip("/")
-        # In a container the name may be one of outside, and what it names lies at the base.
+        # In a container the name may be the one outside of it; the group itself is at the base then.
         if any(_limits(each / file) for each in (group, *group.parents) if each == base or base in each.parents):
             return True
     return False

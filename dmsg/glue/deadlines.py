@@ -8,7 +8,7 @@ from typing import Protocol as TypingProtocol
 
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
-#: A closing transport is cut off when its peer has acknowledged nothing for so long, in seconds. A transport that is over
+#: A closing transport is cut off when its peer has acknowledged nothing for this many seconds. A transport that is over
 #: waits as long for an application that has more to write and reads nothing.
 LINGER_S: Final = 60.0
 
@@ -26,7 +26,7 @@ class Progress(TypingProtocol):
 
 
 class Watched(TypingProtocol):
-    """A transport whose times are kept. Its stream may be another one from call to call."""
+    """The transport that has the deadlines. Its stream may change between two calls."""
 
     @property
     def stream(self) -> Progress:
@@ -40,14 +40,14 @@ class Watched(TypingProtocol):
 
     @property
     def unread_bytes(self) -> int:
-        """What came and waits for the application."""
+        """Bytes received that the application has not read yet."""
 
     def unread_over(self) -> None:
-        """The application has read nothing of what came for :data:`LINGER_S`."""
+        """The application has read none of the waiting data for :data:`LINGER_S`."""
 
 
 class Deadlines:
-    """All deadlines of one transport; nothing is scheduled unless it is needed, and only then is there a reference to it."""
+    """All deadlines of one transport. Only a deadline that is set has a timed call, and a reference to the transport."""
 
     __slots__ = ("_calls", "_clock")
 
@@ -62,9 +62,9 @@ class Deadlines:
             self._set("read", at_s - self._clock.seconds(), transport.deadline_exceeded, "read deadline")
 
     def set_write(self, transport: Watched, at_s: float | None) -> None:
-        """The same, but only if something waits to be acknowledged then and nothing has been since the deadline was set.
+        """The same, but only if data waits to be acknowledged then and none has been since the deadline was set.
 
-        When something has, the deadline is set once more for as long.
+        If some has, the deadline is set again for as long.
         """
         self._cancel("write")
         if at_s is not None:
@@ -75,15 +75,15 @@ class Deadlines:
         self._watch("linger", lambda: transport.stream.acked_bytes, transport.linger_over)
 
     def await_reading(self, transport: Watched) -> None:
-        """Call ``unread_over`` once the application has read nothing of what waits for :data:`LINGER_S`."""
+        """Call ``unread_over`` once the application has read none of the waiting data for :data:`LINGER_S`."""
         self._watch("unread", lambda: -transport.unread_bytes, transport.unread_over)
 
     def await_no_reading(self) -> None:
-        """Wait for the application no more: it is told of the end. The linger of its close may go on."""
+        """Stop waiting for the application: it is told of the end. The linger of its close may go on."""
         self._cancel("unread")
 
     def stop(self) -> None:
-        """Take all of them back: the transport is over."""
+        """Cancel all deadlines: the transport is over."""
         for name in list(self._calls):
             self._cancel(name)
 
@@ -100,7 +100,7 @@ class Deadlines:
             transport.deadline_exceeded("write deadline")
 
     def _watch(self, name: str, progress: Callable[[], int], stuck: Callable[[], None]) -> None:
-        """Call ``stuck`` once ``progress()`` has not grown for :data:`LINGER_S`; silent if that is watched already."""
+        """Call ``stuck`` once ``progress()`` has not grown for :data:`LINGER_S`, unless ``name`` is watched already."""
         if name not in self._calls:
             self._set(name, LINGER_S, self._check, name, progress, stuck, progress())
 

@@ -1,4 +1,4 @@
-"""Something to be done at the end of this turn of the reactor, once, however often it is asked for."""
+"""One call at the end of the reactor's current turn, however often it is asked for."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 
 class AtEndOfTurn:
-    """Has something called once everything else of a turn is done; a reactor of ours does that without a timed call."""
+    """Makes one call after everything else in a turn. Our own reactor does that without a timed call."""
 
     __slots__ = ("_ask_reactor", "_asked", "_clock", "_delayed")
 
@@ -19,7 +19,7 @@ class AtEndOfTurn:
         self._delayed: IDelayedCall | None = None
 
     def ask(self, call: Callable[[], object]) -> None:
-        """Call ``call()`` at the end of this turn, unless something is called then already."""
+        """Call ``call()`` at the end of this turn, unless a call was asked for already."""
         if self._asked is not None:
             return
         self._asked = call
@@ -29,7 +29,7 @@ class AtEndOfTurn:
             self._delayed = self._clock.callLater(0, self._run)
 
     def cancel(self) -> None:
-        """Call nothing."""
+        """Take the call back."""
         self._asked = None
         delayed, self._delayed = self._delayed, None
         if delayed is not None:

@@ -1,4 +1,4 @@
-"""What Redis can fail for; all data is in attributes."""
+"""The failures of Redis; all data is in attributes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class RedisAway(DmsgError):
 
 
 class RedisRefused(DmsgError):
-    """Redis does not do this, now or later: the key is no list, for instance. ``reason`` is what it said."""
+    """Redis does not carry out this command, now or later: the key is no list, for instance. ``reason`` is its own text."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"Redis refused: {reason}")

@@ -1,4 +1,4 @@
-"""Writing to many connections because of what came in on one."""
+"""Writing to many connections after a read on one."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""What came for an application and waits until it reads."""
+"""Received data that waits until the application reads."""
 
 from __future__ import annotations
 
 from collections import deque
 from typing import Final
 
-#: Pieces are joined up to this size: a piece of two bytes takes 56 bytes of memory, and limits count what is in it.
+#: Pieces are joined up to this size: a piece of two bytes takes 56 bytes of memory, and limits count its content only.
 JOINED_BYTES: Final = 1024
 #: Stands for the end of the peer's half; data is never empty.
 _END: Final = b""

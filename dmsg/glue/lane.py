@@ -1,4 +1,4 @@
-"""Work on a database connection, in a pool thread, on everything that had come together while it was busy."""
+"""Batches of work on a database connection, in a pool thread: all jobs that came while it was busy are the next batch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dmsg.errors import DmsgError
 
 C = TypeVar("C")
 
-#: Most jobs done in one go: bounds how long a read or a transaction can keep those behind it waiting.
+#: Most jobs in one batch: bounds how long a read or a transaction can keep later jobs waiting.
 BATCH_LIMIT: Final = 256
 #: Most jobs waiting in one lane; beyond, the store fails at once instead of growing.
 QUEUE_LIMIT: Final = 4096
@@ -39,10 +39,10 @@ class InThisThread:
 class Lane(Generic[C]):
     """One connection, used by one pool thread at a time. Everything but :meth:`_work` runs in the reactor's thread.
 
-    With ``transaction`` the jobs of one go share a transaction (``BEGIN IMMEDIATE`` … ``COMMIT``), and are answered after
-    it. A job that refuses raises ``refusal`` before it writes; whatever else goes wrong fails all jobs of the go with
-    ``unavailable(text)``, and ``undone(connection)`` is called when their transaction has been taken back.
-    ``after(connection)`` is called after each go, and must not fail.
+    With ``transaction`` the jobs of one batch share a transaction (``BEGIN IMMEDIATE`` … ``COMMIT``), and are answered after
+    it. A job that refuses raises ``refusal`` before it writes. Any other error fails all jobs of the batch with
+    ``unavailable(text)``, and ``undone(connection)`` is called after the rollback. ``after(connection)`` is called after
+    each batch, and must not fail.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Lane(Generic[C]):
             batch = [self._waiting.popleft() for _ in range(min(BATCH_LIMIT, len(self._waiting)))]
             try:
                 self._pool.callInThread(self._work, batch)
-            except RuntimeError as error:  # no more threads, or no memory for one: later ones may find one
+            except RuntimeError as error:  # no thread to be had, or no memory for one: later jobs may get one
                 self._finished(batch, [self._failed(error)] * len(batch))
         elif self._closing is not None and not self._closing.called:
             self._connection.close()
@@ -97,7 +97,7 @@ class Lane(Generic[C]):
     def _work(self, batch: list[tuple[Callable[[C], Any], Deferred[Any]]]) -> None:
         try:
             results = self._run([job for job, _ in batch])
-        except BaseException as error:  # whatever it was, no caller may be left waiting
+        except BaseException as error:  # whatever it was, no caller may be left without an answer
             results = [self._failed(error)] * len(batch)
             with contextlib.suppress(Exception):
                 self._connection.rollback()
@@ -115,8 +115,8 @@ class Lane(Generic[C]):
             try:
                 results.append(job(self._connection))
             except self._refusal as error:
-                # The job refused before it wrote anything: its neighbours are not touched by that. Its traceback leads to
-                # this list, and both would wait for the garbage collector.
+                # The job wrote nothing before it refused, so the other jobs are not affected. Its traceback refers to this
+                # list: both would live until the garbage collector runs.
                 results.append(_Failed(error.with_traceback(None)))
         if self._transaction:
             self._connection.execute("COMMIT")
@@ -133,7 +133,7 @@ class Lane(Generic[C]):
                 done.callback(result)
 
     def close(self) -> Deferred[None]:
-        """Close the connection after what is waiting; fires when done, every time it is asked."""
+        """Close the connection after the jobs that wait. The Deferred of each call fires when that is done."""
         done: Deferred[None] = Deferred()
         if self._closing is None:
             self._closing = Deferred()

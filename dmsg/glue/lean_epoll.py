@@ -23,17 +23,16 @@ _LONGEST_S: Final = 2_147_483.0
 class LeanEpollReactor(EPollReactor):
     """An ``EPollReactor`` that takes a quarter of the CPU time off a small message.
 
-    It calls a descriptor that is ready without making a log context for it: what is logged meanwhile by
-    ``twisted.python.log`` (not by ``twisted.logger``) begins with "-" in place of the connection's name. It looks for timed
-    calls only when there are new ones, or the first is due. And where one message follows the other within 400 µs, or ten
-    times the work for one, it does not go to sleep between them (:mod:`dmsg.glue.busy_wait`), unless it is told to with
-    ``sleeps``.
+    It calls a ready descriptor without making a log context for it: lines that ``twisted.python.log`` (not
+    ``twisted.logger``) writes meanwhile begin with "-" instead of the connection's name. It looks for timed calls only when
+    there are new ones, or the first is due. And where messages follow each other within 400 µs, or within ten times the work
+    for one, it stays awake between them (:mod:`dmsg.glue.busy_wait`), unless ``sleeps`` is true.
 
-    Its ``seconds()`` are no time of day. Twisted's web server takes them for one in its access log, whose dates are of 1970.
+    Its ``seconds()`` are not the time of day. Twisted's web server takes them for it: the dates in its access log are of 1970.
     """
 
-    #: Seconds since the machine started, asleep or not. Twisted's reactors go by the time of day: when that is set back by
-    #: an hour, nothing that is timed happens for an hour, and when it is set forward every time limit is over.
+    #: Seconds since the machine started, including sleep. Twisted's reactors go by the time of day: when that is set back by
+    #: an hour, no timed call happens for an hour, and when it is set forward every time limit expires.
     seconds = staticmethod(partial(time.clock_gettime, time.CLOCK_BOOTTIME))
 
     def __init__(self, *, sleeps: bool = False) -> None:
@@ -44,7 +43,7 @@ class LeanEpollReactor(EPollReactor):
         busy_wait = BusyWait(poll, threads_work=self._threads_work)
         self._wait = poll if sleeps else busy_wait.wait
         self._soon: deque[Callable[[], object]] = deque()
-        #: To be called when much data has passed in one piece, for which it is no use to stay awake.
+        #: To be called after a large piece of data: in a transfer, staying awake gains nothing.
         self.note_bulk = busy_wait.note_bulk
 
     def at_end_of_turn(self, call: Callable[[], object]) -> None:
@@ -55,7 +54,7 @@ class LeanEpollReactor(EPollReactor):
         return self.threadpool is not None and bool(self.threadpool.working)
 
     def doIteration(self, delay: float | None) -> None:
-        """Handle what is ready within ``delay`` seconds: of a program that calls ``iterate()`` instead of ``run()``."""
+        """Handle what is ready within ``delay`` seconds, for a program that calls ``iterate()`` instead of ``run()``."""
         for _ in range(len(self._soon)):
             self._soon.popleft()()
         self.doPoll(0 if self._soon else delay)  # type: ignore[no-untyped-call]
@@ -82,13 +81,13 @@ class LeanEpollReactor(EPollReactor):
                 wait_s = 0
             for descriptor, event in wait(wait_s, len(selectables)):
                 selectable = selectables.get(descriptor)
-                if selectable is not None:  # one that was ready before it may have closed it
+                if selectable is not None:  # a descriptor handled before may have closed it
                     act(selectable, descriptor, event)  # type: ignore[no-untyped-call]
 
 
 def install() -> None:
     """Make a :class:`LeanEpollReactor` the reactor of this process, as ``twistd --reactor=dmsg-epoll`` does.
 
-    Where CPU time is limited, it sleeps: a process that has spent its part on waiting would stand still for the rest of it.
+    Where CPU time is limited, it sleeps: a process that spends its quota on waiting stands still for the rest of the period.
     """
     installReactor(LeanEpollReactor(sleeps=has_cpu_limit()))

@@ -1,4 +1,4 @@
-"""Server endpoints: from strings, with a backlog that a burst of connections fits, and of ports that are taken early."""
+"""Server endpoints: from strings, with a backlog for bursts of connections, and for ports that listen early."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from twisted.internet.interfaces import IAddress, IListeningPort, IProtocolFacto
 from twisted.internet.protocol import Factory
 from zope.interface import implementer
 
-#: TCP connections that wait to be accepted, unless the endpoint string says how many. Twisted's 50 are full after one turn
-#: of a busy relay: the kernel then drops what clients send, who try again after a second. Linux has 4,096 at most.
+#: TCP connections that may wait to be accepted, unless the endpoint string says how many. Twisted's 50 are used up after one
+#: turn of a busy relay: the kernel then drops the packets of clients, who try again after a second. Linux allows 4,096.
 BACKLOG: Final = 1024
 _HAS_BACKLOG: Final = re.compile(r"(haproxy:)?(tcp|tcp6|ssl|unix):")
 _SAYS_BACKLOG: Final = re.compile(r"(?<!\\):backlog=")
@@ -25,7 +25,7 @@ _SAYS_BACKLOG: Final = re.compile(r"(?<!\\):backlog=")
 def server_endpoint(reactor: Any, text: str) -> IStreamServerEndpoint:
     """The endpoint of ``text``, with :data:`BACKLOG` unless it says otherwise; raises what the parser does."""
     if _HAS_BACKLOG.match(text) and not _SAYS_BACKLOG.search(text):
-        with contextlib.suppress(TypeError):  # it is given by position, or all else is wrong and told below
+        with contextlib.suppress(TypeError):  # the text has the backlog by position, or is wrong: the call below tells
             return cast(IStreamServerEndpoint, serverFromString(reactor, f"{text}:backlog={BACKLOG}"))
     return cast(IStreamServerEndpoint, serverFromString(reactor, text))
 
@@ -43,7 +43,7 @@ def address_text(port: IListeningPort) -> str:
 
 
 def listen_problem(error: Any) -> str:
-    """Why an endpoint cannot be listened on, or is none, in a few words; each kind raises exceptions of its own."""
+    """Why listening on an endpoint fails, or why it is none, in a few words; each kind raises exceptions of its own."""
     if isinstance(error, CannotListenError):
         error = error.socketError
     if isinstance(error, OSError) and error.strerror:
@@ -79,7 +79,7 @@ class LateFactory(Factory):
 
 @implementer(IStreamServerEndpoint)
 class TakenPort:
-    """An endpoint whose ``port`` listens already: a relay has to know its address before it is made."""
+    """An endpoint whose ``port`` listens already: a relay has to know its address before it is created."""
 
     def __init__(self, port: IListeningPort, factory: LateFactory) -> None:
         self.port = port

@@ -23,13 +23,14 @@ from zope.interface import implementer
 
 from dmsg.address import parse_ip
 
-#: Names that strangers chose and that are looked up at a time, each in a thread; and those of them that took long before.
+#: Names chosen by strangers that are looked up at once, each in a thread; and how many of them may have been slow before.
 AT_ONCE: Final = 32
 SLOW_AT_ONCE: Final = 8
-#: A look-up took long if who asked has gone before its end, in seconds. It is remembered of so many names.
+#: A look-up that takes longer than this, in seconds, is slow: whoever asked has gone by then. So many slow names are
+#: remembered.
 SLOW_S: Final = 2.0
 REMEMBERED: Final = 4096
-#: Names that wait for a thread, and for how long they do, in seconds: as long as those who ask.
+#: Names that may wait for a thread, and for how many seconds: as long as those who ask.
 WAITING: Final = 1024
 WAITING_S: Final = 3.0
 
@@ -59,7 +60,7 @@ def resolve(reactor: Any, host: str) -> Deferred[list[str]]:
     ``reactor`` is an ``IReactorPluggableNameResolver``. Its resolver holds a thread until there is an answer.
     """
     resolver = IReactorPluggableNameResolver(reactor).nameResolver
-    if type(resolver) is GAIResolver:  # which says nothing, ever, when what is missing is a descriptor and not the name
+    if type(resolver) is GAIResolver:  # it never answers when the process has no descriptor left
         try:
             return deferToThreadPool(reactor, reactor.getThreadPool(), addresses_of, host)
         except RuntimeError:  # the system gives no more threads
@@ -70,7 +71,7 @@ def resolve(reactor: Any, host: str) -> Deferred[list[str]]:
 
 
 class _Question:
-    """A name that is looked up, or waits for that, and what is called with its addresses."""
+    """A name that is looked up, or waits for a thread, and the callbacks for its addresses."""
 
     def __init__(self, host: str, asked_at: float) -> None:
         self.host = host
@@ -98,8 +99,8 @@ class _Resolution:
 class NamesOfStrangers:
     """``reactor`` for endpoints to hosts that strangers named: their names are looked up in threads of their own.
 
-    In the reactor's threads, of which there are ten for all that it does, a few names whose name server does not answer would
-    hold up everything else for a minute. Here such names have :data:`SLOW_AT_ONCE` threads once it is known of them.
+    The reactor has ten threads for all its work: a few names whose name server does not answer would block the rest for a
+    minute. Here such names get :data:`SLOW_AT_ONCE` threads at most, once they are known to be slow.
     ``look_up(host)`` gives addresses and may take its time; ``start(work)`` runs ``work`` in a thread.
     """
 
@@ -111,7 +112,7 @@ class NamesOfStrangers:
     ) -> None:
         self._reactor = reactor
         self._look_up = look_up or addresses_of
-        # Nothing waits for a thread at the end of the program: it may take half a minute.
+        # The end of the program does not wait for these threads: a look-up may take half a minute.
         self._start = start or (lambda work: Thread(target=work, daemon=True).start())
         self._questions: dict[str, _Question] = {}
         self._line: OrderedDict[str, _Question] = OrderedDict()
@@ -161,7 +162,7 @@ class NamesOfStrangers:
         self._go_on()
 
     def _go_on(self) -> None:
-        """Begin with what waits and may begin; those who ask for what has waited too long have gone."""
+        """Begin the look-ups that may begin, and give up those that have waited too long: whoever asked has gone."""
         now = self._reactor.seconds()
         given_up: list[_Question] = []
         for host, question in list(self._line.items()):
@@ -173,7 +174,7 @@ class NamesOfStrangers:
                 if is_late or not self._begin(question, now):
                     del self._questions[host]
                     given_up.append(question)
-        for question in given_up:  # last: who gets an answer may ask for another name
+        for question in given_up:  # last: a callback may ask for another name
             question.answer([])
 
     def _begin(self, question: _Question, now: float) -> bool:

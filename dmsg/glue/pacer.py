@@ -1,4 +1,4 @@
-"""Expensive things one at a time, so that cheap ones need not wait behind a crowd of them."""
+"""Expensive work, one piece at a time, so that cheap work need not wait behind many expensive pieces."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Final
 
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
-#: Cheap things done in one turn: refusing 8 strangers takes as long as one expensive thing.
+#: Cheap pieces of work done in one turn: refusing 8 strangers takes as long as one expensive piece.
 _CHEAP_A_TURN: Final = 8
-#: A turn does one more expensive thing for each 64 that wait. On a busy relay a turn takes 10 ms: with one a turn, the last of
-#: 512 strangers would wait longer than a handshake may take.
+#: A turn does one more expensive piece for each 64 that wait. On a busy relay a turn takes 10 ms: with one piece a turn, the
+#: last of 512 strangers would wait longer than a handshake may take.
 _WAITING_FOR_ANOTHER: Final = 64
 
 
 class Pacer:
-    """Calls what it is given in order, one expensive thing for every second turn of the reactor.
+    """Does pieces of work in order, one expensive piece in every second turn of the reactor.
 
-    What came in while something expensive was done is read and sent on in the free turn behind it, so that a forwarded
-    frame waits for one such thing at most, and for one more for each 64 that wait.
+    Frames that arrive during expensive work are forwarded in the free turn after it. So a frame waits for one expensive piece
+    at most, and for one more for each 64 that wait.
 
     Work returns whether it was expensive: a handshake costs some hundred microseconds, a piece of a message as little as
-    a forwarded frame. The caller bounds how much waits.
+    a forwarded frame. The caller limits how much waits.
     """
 
     def __init__(self, clock: IReactorTime) -> None:
@@ -32,7 +32,7 @@ class Pacer:
         self._working = False
 
     def submit(self, work: Callable[[], bool]) -> bool:
-        """Do ``work`` now if nothing expensive was done lately, else in its turn; tells whether it is done."""
+        """Do ``work`` now if nothing expensive was done lately, else in its turn. Returns whether it is done."""
         if self._next is not None or self._working:
             self._waiting.append(work)
             return False

@@ -10,7 +10,7 @@ from typing import Final
 _CPUINFO: Final = Path("/proc/cpuinfo")
 #: As /proc/cpuinfo names them: AES itself, and the multiplication that GCM is made of, on x86 and on ARM.
 _NEEDED: Final = ({"aes", "pclmulqdq"}, {"aes", "pmull"})
-#: Systems without such a file whose machines have both, but for some of before 2012.
+#: Systems without such a file whose machines have both, except some from before 2012.
 _MACHINES: Final = {("darwin", "arm64"), ("darwin", "x86_64"), ("windows", "amd64"), ("windows", "arm64")}
 
 
@@ -32,5 +32,5 @@ def has_aes(cpuinfo: Path = _CPUINFO, system: str = "", machine: str = "") -> bo
 
 
 def uses_aes(wanted: bool | None) -> bool:
-    """What a setting comes to: ``None`` is what :func:`has_aes` says."""
+    """The value of a setting, or what :func:`has_aes` says if that is ``None``."""
     return has_aes() if wanted is None else wanted

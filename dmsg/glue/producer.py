@@ -25,9 +25,9 @@ class Sink(TypingProtocol):
 
 
 class ProducerAdapter:
-    """Pauses the registered producer while the sink takes nothing, and asks a pull producer as long as it does.
+    """Pauses the registered producer while the sink takes nothing, and pulls from a pull producer while it does.
 
-    It is told by each call whose it is, and keeps no reference to it: a sink that is over is gone at once.
+    Calls are given the sink. No reference to it is kept, so that a sink that is over is freed at once.
     """
 
     __slots__ = ("_clock", "_paused", "_pulls", "_streaming", "producer")
@@ -37,7 +37,7 @@ class ProducerAdapter:
         self._clock = clock
         self._streaming = False
         self._paused = False
-        self._pulls = False  # whether a pull producer will be asked in the next turn
+        self._pulls = False  # whether a pull producer will be asked for data in the next turn
 
     def register(self, sink: Sink, producer: IProducer, streaming: bool) -> None:
         """Let ``producer`` write; ``RuntimeError`` if another one is registered already."""

@@ -1,4 +1,4 @@
-"""A connection to Redis that is made again as often as it is lost, and one that takes the messages of a list."""
+"""A connection to Redis that is made again whenever it is lost, and one that takes the messages of a list."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from dmsg.glue.waiters import Waiters
 from dmsg.sansio.backoff import Backoff
 from dmsg.sansio.resp import ReplyError, RespClient
 
-#: A command that is not answered in so long ends its connection, in seconds: Redis answers in microseconds.
+#: A command without an answer for this many seconds ends its connection: Redis answers in microseconds.
 REPLY_TIMEOUT_S: Final = 5.0
-#: Redis itself ends a wait for a message after so long, in whole seconds. So that no program stops in the middle of one,
-#: a wait is never broken off, and stopping takes this long at most.
+#: Redis itself ends a wait for a message after this many whole seconds. A wait is never broken off, so stopping takes this
+#: long at most.
 TAKE_S: Final = 1
 #: The pauses between attempts to connect, in seconds: a Redis that is back is used soon.
 _PAUSES: Final = Backoff(0.0375, 1.5)
@@ -43,9 +43,9 @@ _NOT_NOW: Final = (
 )
 #: What Redis 6 puts before the error of a command that a script called. Redis 7 gives the error as it is.
 _IN_SCRIPT: Final = re.compile(r"ERR Error running script \(call to \w+\): (?:@user_script: ?\d+: )+-?")
-#: In the reply to a write: what answers has become a replica, and its address may be another's now.
+#: In the reply to a write: this server has become a replica, and another server may have its address now.
 _DEMOTED: Final = "READONLY "
-#: A connection is given up for that at most so often, in seconds: there may be nothing else at its address.
+#: At most one connection in this many seconds is given up for that: there may be no other server at the address.
 DEMOTED_S: Final = 5.0
 
 Word = bytes | str | int
@@ -70,8 +70,8 @@ def _refusal(reply: ReplyError) -> RedisAway | RedisRefused:
 class RedisConnection:
     """One connection to the database at ``address``, from the first command to :meth:`close`.
 
-    Commands are sent at once, without waiting for the replies to those before. Each connection begins with loading ``scripts``,
-    whether Redis allows that or not.
+    Commands are sent at once, without waiting for the replies to earlier ones. Each connection first loads ``scripts``; it does
+    not matter whether Redis allows that.
     """
 
     def __init__(
@@ -111,9 +111,9 @@ class RedisConnection:
     def eval(
         self, script: str, keys: Sequence[str], *arguments: Word, wait_s: float = REPLY_TIMEOUT_S
     ) -> Deferred[Any]:
-        """As :meth:`call`, with what ``script``, one of ``scripts``, gives for ``KEYS`` and ``ARGV``.
+        """As :meth:`call`, for the result of ``script``, one of ``scripts``, with ``KEYS`` and ``ARGV``.
 
-        Its text is sent only if Redis was told to forget it, or does not let us load it.
+        The text of the script is sent only if Redis was told to forget it, or does not let us load it.
         """
         return ensureDeferred(self._eval(script, (len(keys), *keys, *arguments), wait_s))
 
@@ -196,7 +196,7 @@ class RedisConnection:
             self._pause = self._reactor.callLater(_PAUSES.longest_s(self._failures), self._connect)
 
     async def close(self) -> None:
-        """Let go of the connection at once. What is under way fails."""
+        """Let go of the connection at once. Commands without a reply fail."""
         self._closed = True
         if self._pause is not None:
             self._pause.cancel()
@@ -228,7 +228,7 @@ class RedisConnection:
                 waiting.callback(reply)
 
     def _leave_replica(self, shell: Shell) -> None:
-        """Connect again, to what is at the address by now: a replica keeps the connections it had before."""
+        """Connect again, to the server at the address by now: a replica keeps the connections it had before."""
         now = self._reactor.seconds()
         if now - self._demoted_at >= DEMOTED_S:
             self._demoted_at = now
@@ -243,7 +243,7 @@ class RedisConnection:
         """A command is over when its reply is there, not when it is written."""
 
     def connection_lost(self, shell: Shell, error: DmsgError | None, reason: Failure) -> None:
-        """Fail what has no reply, and connect again."""
+        """Fail the commands that have no reply, and connect again."""
         self._shell = self._core = None
         why = getattr(error, "reason", None) or "connection lost"
         self._retry(why)
@@ -257,8 +257,8 @@ class RedisConnection:
 class Taker:
     """Takes the messages of one list, over a connection of its own: waiting for one blocks it.
 
-    With ``taken``, another list, a message goes there at once, and stays until it is removed from it: so that it is not lost
-    when this process or its connection ends in the meantime.
+    With ``taken``, another list, Redis moves each message there, and it stays until it is removed: so it is not lost when this
+    process or its connection ends in the meantime.
     """
 
     def __init__(self, address: RedisAddress, key: str, reactor: Any, *, taken: str = "") -> None:

@@ -1,4 +1,4 @@
-"""The one Protocol that drives any core: the place where bytes meet sockets, and the only one that writes to them."""
+"""The one ``Protocol`` that drives any core, and the only place that writes to sockets."""
 
 from __future__ import annotations
 
@@ -23,35 +23,35 @@ from dmsg.glue.sockets import (
 )
 from dmsg.sansio.core import Core
 
-#: More than this in one piece is part of a transfer, or is handled for longer than a wake-up takes.
+#: A larger piece is part of a transfer, or takes longer to handle than a wake-up takes.
 BULK_BYTES: Final = 32 * 1024
 
 
 class Owner(TypingProtocol):
-    """Who is told what the core found out."""
+    """The receiver of a core's events."""
 
     def handle_events(self, shell: Shell, events: Sequence[object]) -> None:
         """Act on ``events``; nothing is flushed meanwhile."""
 
     def after_read(self, shell: Shell) -> None:
-        """Everything of one read, or of a timeout, is taken in: the time to flush this connection, and others because of it."""
+        """All events of one read, or of a timeout, are handled: flush this connection, and others that have to send now."""
 
     def flushed(self, shell: Shell) -> None:
         """Something was written, so a writer that was told to pause may be able to go on."""
 
     def connection_lost(self, shell: Shell, error: DmsgError | None, reason: Failure) -> None:
-        """The connection is over: ``error`` says what we ended it for, ``reason`` what Twisted says."""
+        """The connection is over: ``error`` is why we ended it, if we did; ``reason`` is Twisted's."""
 
 
 @implementer(IPushProducer)
 class Shell(Protocol):
     """Feeds a core from a Twisted transport and writes what it has to send.
 
-    ``become`` puts another core in the place of the first one (the sealed connection after the handshake).
+    ``become`` replaces the core: after the handshake comes the sealed connection.
     """
 
     noisy = False
-    #: How long the peer's kernel may leave data without an answer, in milliseconds.
+    #: How long the peer's kernel may leave data unacknowledged, in milliseconds.
     user_timeout_ms = USER_TIMEOUT_MS
 
     def __init__(self, core: Core, owner: Owner, clock: IReactorTime) -> None:
@@ -60,41 +60,41 @@ class Shell(Protocol):
         self.clock = clock
         self.congested = False
         self.lost = False
-        #: What this side ended the connection for, if it did.
+        #: Why this side ended the connection, if it did.
         self.error: DmsgError | None = None
         self._busy = False
-        self._end_waits = False  # whether the end waits until what the core has queued is written
+        self._end_waits = False  # whether to end the connection once all that the core has queued is written
         self._soon = AtEndOfTurn(clock)
         self._timer: IDelayedCall | None = None
         self._holds: set[str] = set()
         self._reading_paused = False
         self._send: DirectSender | None = None
         self._read: DirectReader | None = None
-        #: Tells a reactor of ours that this is no time to stay awake for the next message; others do not ask.
+        #: Tells our own reactor not to stay awake for the next message. Other reactors have no such method.
         self._note_bulk: Callable[[], object] = getattr(clock, "note_bulk", _ignore)
 
     # --- from Twisted ----------------------------------------------------------------------------------------------
 
     def connectionMade(self) -> None:
-        """Begin: the first thing a core has to say goes out."""
+        """Begin: send what the core has to say first."""
         transport = self.transport
         assert transport is not None
         tune_socket(transport, self.user_timeout_ms)
         self._send = direct_sender(transport)
         self._read = direct_reader(transport, self, self.dataReceived, self._takes_views)
-        # A pull producer is asked to go on whenever the transport has nothing left, which is what sending past it needs.
+        # A pull producer is called whenever the transport's buffer is empty. Sending past the transport needs just that.
         transport.registerProducer(self, self._send is None)  # type: ignore[attr-defined]
         self.flush()
 
     def dataReceived(self, data: bytes | memoryview) -> None:
-        """Hand bytes to the core, its events to the owner, and write what came of it."""
+        """Give bytes to the core and its events to the owner, which then flushes."""
         if self.lost or self.error is not None:
             return
         if len(data) > BULK_BYTES:
             self._note_bulk()
         self._busy = True
         try:
-            events = self.core.receive_data(cast(bytes, data), self.clock.seconds())  # a view only if it takes them
+            events = self.core.receive_data(cast(bytes, data), self.clock.seconds())  # a view only if the core takes it
             if events:
                 self.owner.handle_events(self, events)
         except RemoteProtocolError as error:
@@ -125,13 +125,13 @@ class Shell(Protocol):
         self.flush()
 
     def stopProducing(self) -> None:
-        """The transport will take nothing any more; ``connectionLost`` follows."""
+        """The transport takes nothing any more; ``connectionLost`` follows."""
 
     # --- from the owner --------------------------------------------------------------------------------------------
 
     def become(self, core: Core, leftover: bytes) -> None:
-        """Go on with ``core``, beginning with the bytes that came behind what the old one needed."""
-        self._write(self.core.data_to_send())  # the old core's last words
+        """Replace the core by ``core`` and give it ``leftover``: received bytes that the old core did not need."""
+        self._write(self.core.data_to_send())  # what the old core still has to send
         self.core = core
         if self.congested:
             self.pauseProducing()
@@ -165,7 +165,7 @@ class Shell(Protocol):
         self._arm()
 
     def flush_between(self) -> None:
-        """Flush although events of a read are still being handled, so that others can begin with what there is."""
+        """Flush while events of a read are still being handled, so that the other side need not wait for all of them."""
         busy, self._busy = self._busy, False
         self.flush()
         self._busy = busy
@@ -176,7 +176,7 @@ class Shell(Protocol):
             self._soon.ask(self.flush)
 
     def hold(self, reason: str, held: bool) -> None:
-        """Stop reading for ``reason``, or go on if nothing else speaks against it."""
+        """Stop reading for ``reason``, or drop that reason; reading goes on when no reason is left."""
         if held:
             self._holds.add(reason)
         else:
@@ -194,18 +194,18 @@ class Shell(Protocol):
                 self.transport.abortConnection()  # type: ignore[attr-defined]
 
     def close(self, error: DmsgError | None = None) -> None:
-        """End the connection once everything has left: what was written, and what the core has to send behind it."""
+        """End the connection once everything is sent: what is written already, and what the core has queued."""
         if self.error is not None or self.lost or self._end_waits:
             return
         if self.congested:
-            self.hold("closing", True)  # before the error is set: reading is neither stopped nor begun after that
+            self.hold("closing", True)  # before the error is set: later calls neither stop nor resume reading
             self.error, self._end_waits = error, True
         else:
             self.error = error
             self._end()
 
     def cut(self) -> None:
-        """End the connection at once, even one that is closing: the other side may never take what was written."""
+        """End the connection at once, even while it is closing: the other side may never take what was written."""
         if not self.lost and self.transport is not None:
             self.transport.abortConnection()  # type: ignore[attr-defined]
 
@@ -225,9 +225,9 @@ class Shell(Protocol):
         self.transport.loseConnection()  # type: ignore[union-attr]
 
     def _write(self, data: bytes) -> None:
-        """Send what the socket takes now, and leave the rest to the transport, which asks for more when it is gone.
+        """Send what the socket takes now. The rest goes to the transport, which asks for more once that is sent.
 
-        A transport would send all of it in the next turn of the reactor, after three system calls more.
+        The transport alone would send everything in the next turn of the reactor, after three more system calls.
         """
         if not data:
             return
@@ -284,8 +284,8 @@ class Shell(Protocol):
 
 
 def _drop_frames(error: BaseException) -> None:
-    """Take the tracebacks off ``error`` and what led to it: their frames hold the shell that keeps the error, and what was
-    read, until the garbage collector comes.
+    """Remove the tracebacks of ``error`` and its causes. Their frames refer to the data that was read, and to the shell, which
+    keeps the error: such a cycle lives until the garbage collector runs.
     """
     one: BaseException | None = error
     while one is not None:

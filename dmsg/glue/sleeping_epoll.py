@@ -1,4 +1,4 @@
-"""Our reactor, sleeping whenever there is nothing to do: for machines on which an idle core is worth more than a moment."""
+"""Our reactor, asleep whenever there is nothing to do: for machines where an idle core matters more than some microseconds."""
 
 from __future__ import annotations
 

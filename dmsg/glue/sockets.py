@@ -17,17 +17,17 @@ from twisted.python.failure import Failure
 
 from dmsg.glue.memory import keep_freed_memory
 
-#: A silent peer is probed after the first, then each second one, and given up after the third: 45 s in all, so that a
-#: host that has vanished does not keep its place for hours. Seconds, seconds, times.
+#: A silent peer is probed after 15 s, then every 10 s, and given up after 3 probes: 45 s in all, so that a host that has
+#: vanished does not keep its place for hours.
 KEEPALIVE: Final = (15, 10, 3)
-#: Data that is not acknowledged by the peer's kernel for so long ends the connection: a peer that takes nothing at all. Linux
-#: gives up a silent peer by this time, too, and not by the number of probes: with more, it would keep its place for longer.
+#: The connection ends when the peer's kernel has acknowledged no data for this long: the peer takes nothing at all. Linux also
+#: gives up a silent peer after this time, instead of after the number of probes: a larger value would let it stay for longer.
 USER_TIMEOUT_MS: Final = 1000 * (KEEPALIVE[0] + KEEPALIVE[1] * KEEPALIVE[2])
-#: The most that one read takes: four full records, each 65,535 bytes behind a length of two.
+#: The most that one read takes: four full records, each of 65,535 bytes after a length of two.
 READ_BYTES: Final = 4 * 65_537
-#: So many connections at most are read so much at a time: those that had much at the last reads of any that had.
+#: At most this many connections get such large reads: the last ones that had much to read.
 LARGE_READERS: Final = 4
-#: What is copied, because it is little.
+#: Reads up to this size are copied, because that costs little.
 SMALL_READ_BYTES: Final = 16 * 1024
 #: The socket has nothing just now.
 _NOTHING_YET: Final = frozenset((errno.EAGAIN, errno.EWOULDBLOCK, errno.EINTR))
@@ -60,11 +60,11 @@ class DirectSender:
 
     def __init__(self, send: Callable[[bytes], int]) -> None:
         self._send = send
-        #: Whether the connection was found lost. The system says why only once: a reset then looks like an orderly end.
+        #: Whether the connection was found lost. The system reports a reset only once: later it looks like an orderly end.
         self.failed = False
 
     def __call__(self, data: bytes) -> int:
-        """How many bytes of ``data`` the socket took: 0, too, if the connection is lost, which the transport finds next."""
+        """Send ``data``; gives how many bytes the socket took. 0 also means a lost connection: the transport finds out next."""
         try:
             return self._send(data)
         except OSError as error:
@@ -72,15 +72,14 @@ class DirectSender:
             return 0
 
     def reason(self, reason: Failure) -> Failure:
-        """Why the connection ended, if ``reason`` is what Twisted says."""
+        """Why the connection ended; ``reason`` is what Twisted says."""
         return Failure(ConnectionLost()) if self.failed and reason.check(ConnectionDone) else reason
 
 
 def direct_sender(transport: object) -> DirectSender | None:
-    """How to send at once on a plain TCP connection with nothing buffered; ``None`` where the transport must do it.
+    """What sends at once on a plain TCP connection with nothing buffered; ``None`` where the transport must do it.
 
-    Only Twisted's own TCP connections without TLS qualify: a wrapper would hand its handle on, which is the socket below
-    its encryption.
+    Only Twisted's own TCP connections without TLS qualify: a wrapper gives away the socket below its encryption.
     """
     if not isinstance(transport, Connection) or getattr(transport, "TLS", False) or transport.dataBuffer:
         return None
@@ -92,10 +91,10 @@ def direct_sender(transport: object) -> DirectSender | None:
 class DirectReader:
     """Reads a plain TCP connection in place of its transport; see :func:`direct_reader`.
 
-    A transport reads 64 KiB at a time into memory of its own, which the allocator makes and takes back for each read. A full
-    record has one byte more, so that a transfer's reads end within a record and each is copied to the rest of it. Here one
-    read takes four records, into memory that all connections of a thread share. While more than :data:`LARGE_READERS`
-    connections have much to read, a read takes 64 KiB of each, so that no connection waits longer for its turn.
+    A transport reads 64 KiB at a time, into memory that is allocated and freed for each read. A full record has one byte
+    more, so in a transfer each read ends within a record, and its bytes are copied to the rest of that record. Here one read
+    takes up to four records, into memory that all connections of a thread share. While more than :data:`LARGE_READERS`
+    connections have much to read, a read takes 64 KiB, so that no connection waits longer for its turn.
     """
 
     __slots__ = ("_connection", "_has_much", "_latest", "_receive", "_take", "_takes_views", "_views")
@@ -114,7 +113,7 @@ class DirectReader:
         self._has_much = False  # at its last read
 
     def __call__(self) -> ConnectionDone | ConnectionLost | None:
-        """One read, whose data is taken in before the next one; gives why the connection is over, if it is."""
+        """Read once and hand the data over; gives why the connection is over, if it is."""
         large, small = self._views
         views = self._takes_views()
         try:
@@ -132,7 +131,7 @@ class DirectReader:
 
     def stop(self) -> None:
         """Let go of the connection, which holds this reader, and with it its protocol."""
-        if self._connection.__dict__.get("doRead") is self:  # a connection that is aborted has it replaced
+        if self._connection.__dict__.get("doRead") is self:  # aborting a connection replaces it
             del self._connection.doRead
 
 
@@ -140,8 +139,8 @@ _local: Final = threading.local()
 
 
 def _shared() -> tuple[tuple[memoryview, memoryview], deque[int]]:
-    """What the readers of this thread share: memory, all of it and as much of it as a transport would read, and the last of
-    them that had much to read.
+    """What the readers of this thread share: memory (all of it, and as much of it as a transport would read), and the ids of
+    the last readers that had much to read.
     """
     found: tuple[tuple[memoryview, memoryview], deque[int]] | None = getattr(_local, "shared", None)
     if found is None:
@@ -159,8 +158,8 @@ def direct_reader(
 ) -> DirectReader | None:
     """Have ``take`` called with what comes on a plain TCP connection to ``protocol``, past the transport.
 
-    Gives ``None``, and changes nothing, where the transport must do it: as in :func:`direct_sender`, and where something
-    stands between it and ``protocol`` that may want to see the data. While ``takes_views()``, data above
+    Gives ``None``, and changes nothing, where the transport must do it: as in :func:`direct_sender`, and where a wrapper
+    between transport and ``protocol`` may want to see the data. While ``takes_views()`` is true, data above
     :data:`SMALL_READ_BYTES` is a view, which the next read overwrites.
     """
     if not isinstance(transport, Connection) or type(transport).doRead is not Connection.doRead:
@@ -176,8 +175,8 @@ def direct_reader(
 class DirectWriter:
     """Writes to ``transport``: at once where :func:`direct_sender` can and nothing is buffered.
 
-    The transport would wait for the next turn of the reactor, and ask the system twice more. What the socket does not take
-    is buffered by the transport, so its producers pause and go on as ever.
+    The transport would wait for the next turn of the reactor, and make two more system calls. It buffers what the socket does
+    not take, so that its producers pause and go on as usual.
     """
 
     __slots__ = ("_send", "_transport", "write")

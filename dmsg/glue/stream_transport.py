@@ -1,7 +1,7 @@
 """A stream as a transport of Twisted: one end of a stream that an application's protocol runs on.
 
-Behaves as TCP's do: what was written before ``loseConnection`` arrives first, a second ``loseConnection`` is silent,
-data that comes before a protocol is attached waits for it, ``connectionLost`` is called once.
+Behaves like a TCP transport: data written before ``loseConnection`` arrives first, a second ``loseConnection`` does nothing,
+data that arrives before a protocol is attached waits for it, ``connectionLost`` is called once.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from dmsg.glue.transport_state import CLOSED_HERE, IN_USE, OVER, TRANSITIONS, WR
 
 _log = Logger()
 _OPEN: Final = TransportState.OPEN  # looked at for each write and each piece of data
-#: Why an orderly end counts as a loss where something was written that the peer did not take.
+#: Text of the error when an orderly end counts as a loss: the peer did not take everything that was written.
 CUT: Final = "the peer closed without taking all that was written"
 
 
@@ -57,11 +57,11 @@ class AbortReason(Enum):
 
 @implementer(ITransport, IConsumer, IPushProducer)
 class StreamTransport(ABC, Generic[S]):
-    """A transport over ``stream``, of which ``connection`` moves the bytes; ``flush_soon`` sends what was queued.
+    """A transport over ``stream``: ``connection`` moves its bytes, ``flush_soon`` sends what is queued.
 
-    A subclass is the transport of one protocol. It gives the addresses, says what the errors are, and ends streams
+    A subclass is the transport of one protocol. It provides the addresses and the errors, and ends streams
     (:meth:`_abort_stream`). The owner of the connection calls :meth:`deliver`, :meth:`writable`, :meth:`over` and, if
-    streams of the protocol can be closed by half, :meth:`end_received` and :meth:`end_acked`.
+    the protocol has a half-close, :meth:`end_received` and :meth:`end_acked`.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class StreamTransport(ABC, Generic[S]):
         self.stream = stream
         self.state = _OPEN
         self.protocol: IProtocol | None = None
-        #: Called once, after the protocol was told that it is over.
+        #: Called once, after ``connectionLost``.
         self.on_over: Callable[[], object] | None = None
         self._connection = connection
         self._flush_soon = flush_soon
@@ -86,11 +86,11 @@ class StreamTransport(ABC, Generic[S]):
         self._pump_scheduled = False
         self._is_cut = False  # whether something was written that the stream did not take
         self._had_ended = False  # whether the application had ended its half when the stream was over
-        self._end_later: Callable[[], object] | None = None  # what ends this side's half once the producer is done
+        self._end_later: Callable[[], object] | None = None  # ends this side's half once the producer is done
         self._reason = connectionDone  # of the end, once it is known
 
     def move(self, state: TransportState) -> None:
-        """Go to ``state``; going where ``TRANSITIONS`` does not lead is a bug of ours."""
+        """Change to ``state``; a change that ``TRANSITIONS`` does not list is a bug of ours."""
         assert state in TRANSITIONS[self.state], (self.state, state)
         self.state = state
 
@@ -117,7 +117,7 @@ class StreamTransport(ABC, Generic[S]):
     def write(self, data: bytes) -> None:
         """Send ``data``; everything written in one turn of the reactor goes out together."""
         if not isinstance(data, bytes):
-            data = bytes(memoryview(data))  # bytes() alone would make zeros of a number
+            data = bytes(memoryview(data))  # bytes(3) would be three zeros; memoryview(3) raises
         if not data:
             return
         if self.state is not _OPEN and self.state not in WRITABLE:
@@ -142,8 +142,8 @@ class StreamTransport(ABC, Generic[S]):
     def loseConnection(self) -> None:
         """Close once everything written has arrived. Silent the second time.
 
-        As with TCP, a producer is waited for that is paused or pulled. One that writes when it likes has written it all:
-        a forwarder registers the other connection for good, and never unregisters it.
+        As with TCP, the close waits for a paused producer and for a pull producer. A push producer that is not paused counts
+        as done: a forwarder registers the other connection for good, and never unregisters it.
         """
         if self.state is TransportState.ENDING:
             self._tell_soon()
@@ -170,8 +170,8 @@ class StreamTransport(ABC, Generic[S]):
             self._deadlines.set_read(self, at_s)
 
     def set_write_deadline(self, at_s: float | None) -> None:
-        """End the transport with ``DeadlineExceeded`` when something waits to be acknowledged at ``at_s`` and nothing
-        has been since the deadline was set. A slow but moving transfer never trips it: it gets as long again.
+        """End the transport with ``DeadlineExceeded`` at ``at_s`` if data waits to be acknowledged and none has been since
+        the deadline was set. Whenever some has, the deadline is set again for as long: a slow transfer never trips it.
         """
         if self.state not in OVER:
             self._deadlines.set_write(self, at_s)
@@ -187,11 +187,11 @@ class StreamTransport(ABC, Generic[S]):
 
     @property
     def unread_bytes(self) -> int:
-        """What came and waits for the application."""
+        """Bytes received that the application has not read yet."""
         return self._inbox.size
 
     def unread_over(self) -> None:
-        """The stream is over, and the application, which has more to write, has read nothing of what came for too long."""
+        """The stream is over. For too long the application, which has more to write, has read none of the received data."""
         if self.state is TransportState.ENDING and (self._writer.waits or not self._ended_in_order):
             self._count_as_loss()
             self._tell_soon()
@@ -241,7 +241,7 @@ class StreamTransport(ABC, Generic[S]):
     # --- from the owner of the connection --------------------------------------------------------------------------
 
     def attach(self, protocol: IProtocol) -> None:
-        """Connect ``protocol``: ``connectionMade`` now, right after it what has come already, and the end if there was one."""
+        """Connect ``protocol``: ``connectionMade`` now, then the data that has come already, then the end if there was one."""
         self.protocol = protocol
         self.guarded(protocol.makeConnection, self)
         if self.state is TransportState.ENDED:
@@ -250,7 +250,7 @@ class StreamTransport(ABC, Generic[S]):
             self._deliver_waiting()
 
     def deliver(self, data: bytes) -> None:
-        """Take ``data`` from the stream, to the application if it reads."""
+        """Take ``data`` from the stream: give it to the application, or keep it until the application reads."""
         if (self._paused or self._inbox or self.protocol is None) and self.state not in CLOSED_HERE:
             self._inbox.put(data)
         else:
@@ -261,22 +261,22 @@ class StreamTransport(ABC, Generic[S]):
         self._writer.resume(self)
 
     def end_received(self) -> None:
-        """The peer has ended its half; to be told again is silent."""
+        """The peer has ended its half. A second call does nothing."""
         if self.state not in (_OPEN, TransportState.WRITE_ENDED) or self._inbox.has_end:
             return
         if self._inbox or self._paused or self.protocol is None:
             self._inbox.put_end()
             self._pump_soon()
         else:
-            self._on_peer_end()  # what it leads to goes out with the answers to this read
+            self._on_peer_end()  # what the application sends now goes out with the other answers to this read
 
     def end_acked(self) -> None:
-        """The peer has everything that was written, and knows that it is everything."""
+        """The peer has everything that was written, and knows that nothing more comes."""
         if self.state not in CLOSED_HERE and IHalfCloseableProtocol.providedBy(self.protocol):
             self.guarded(cast(IHalfCloseableProtocol, self.protocol).writeConnectionLost)
 
     def over(self, reason: Failure) -> None:
-        """The stream is over: tell the application ``reason``, behind what came before. Silent the second time."""
+        """The stream is over: tell the application ``reason`` after the data that came before. A second call does nothing."""
         self._deadlines.stop()
         self._will_end(reason)
 
@@ -288,7 +288,7 @@ class StreamTransport(ABC, Generic[S]):
         self._flush_soon = flush_soon
 
     def _will_end(self, reason: Failure) -> None:
-        """Tell the application ``reason``, behind what came before, whether or not the stream is over by now."""
+        """Tell the application ``reason`` after the data that came before, whether or not the stream is over by now."""
         if self.state in OVER:
             return
         self._reason = reason
@@ -304,7 +304,7 @@ class StreamTransport(ABC, Generic[S]):
         self._pump_soon()
 
     def _end_write(self, end_stream: Callable[[], object]) -> None:
-        """End this side's half by ``end_stream`` and go on reading; producers are waited for as by :meth:`loseConnection`."""
+        """End this side's half by ``end_stream`` and go on reading. Waits for producers as :meth:`loseConnection` does."""
         if self._writer.waits and self.state in (_OPEN, TransportState.READ_ENDED):
             self._end_later = end_stream
             return
@@ -329,9 +329,10 @@ class StreamTransport(ABC, Generic[S]):
         self._abort(Failure(TransportLost(error)), AbortReason.OVERFLOW)
 
     def _send_later(self, data: bytes) -> bool:
-        """Take ``data`` that the stream does not take; ``True`` asks the writer to pause.
+        """Handle ``data`` that the stream refuses; ``True`` asks the writer to pause.
 
-        The stream has ended in this very read, and the transport is told next. A stream that may go on keeps ``data``.
+        The stream has ended in the read that is being handled, and the transport is told next. A subclass whose stream may
+        go on over another path keeps ``data``.
         """
         self._is_cut = True
         return False
@@ -365,16 +366,16 @@ class StreamTransport(ABC, Generic[S]):
             self._reason = Failure(TransportLost(self._cut_error()))
 
     def _not_taken(self) -> None:
-        """The application writes on, though the stream is over: a peer that had closed has not got everything."""
+        """The application writes although the stream is over: not even a peer that closed in order gets everything."""
         self._count_as_loss()
-        # TCP would tell it at once, and forget what was not read. One that reads slowly is given the time to go on.
+        # TCP would report the end at once and drop unread data. Here a slow reader gets the time to read it.
         self._deadlines.await_reading(self)
 
     def _limit_reading(self) -> None:
-        """The stream is over, and the application waits for its reader and for its writer.
+        """The stream is over, the application has paused reading, and its producer waits to write.
 
-        The two may wait for each other, as in a tunnel: it would never be told. A reset of TCP shows there, too, since there
-        is something to write. Where the peer closed in order, one that reads slowly is given the time to go on.
+        In a tunnel the two wait for each other, so the application would never learn of the end. Unread data is dropped, as
+        TCP does when it finds a reset while writing. After an orderly close a slow reader gets the time to read it.
         """
         if not self._ended_in_order:
             self._inbox.clear()
@@ -382,7 +383,7 @@ class StreamTransport(ABC, Generic[S]):
             self._deadlines.await_reading(self)
 
     def guarded(self, call: Callable[..., object], *arguments: object) -> None:
-        """Call the application: its fault ends its own transport and nothing else, as the reactor does for sockets."""
+        """Call the application. An exception ends its own transport and nothing else, as the reactor does for sockets."""
         try:
             call(*arguments)
         except Exception:  # an application may raise anything
@@ -396,7 +397,7 @@ class StreamTransport(ABC, Generic[S]):
         if self.state is _OPEN or self.state not in CLOSED_HERE:
             try:
                 self.protocol.dataReceived(data)  # type: ignore[union-attr]
-            except Exception:  # as in guarded(), without a call more
+            except Exception:  # as in guarded(), without the cost of another call
                 self._failed(Failure())
         else:
             self.stream.drop()
@@ -415,7 +416,7 @@ class StreamTransport(ABC, Generic[S]):
     def _pump(self) -> None:
         self._pump_scheduled = False
         if self.protocol is None and not self.disconnecting:
-            return  # both what came and how it ended wait for the protocol
+            return  # the data and the reason of the end wait for the protocol
         while self._inbox and not self._paused:
             data = self._inbox.popleft()
             if data:
@@ -439,14 +440,14 @@ class StreamTransport(ABC, Generic[S]):
             if self.state is TransportState.BOTH_ENDED:
                 self.loseConnection()
         elif self.producer is not None:
-            # what it still had to say is cut off, and must not look complete to the peer
+            # the rest of the producer's data is cut off, and must not look complete to the peer
             self._abort(Failure(ConnectionDone()), AbortReason.APPLICATION)
         else:
             self.loseConnection()
 
     def _close(self) -> None:
         self.move(TransportState.CLOSING)
-        while self._inbox:  # it will not be read, but the peer waits for the acknowledgement
+        while self._inbox:  # nobody will read it, but the peer waits for the acknowledgement
             data = self._inbox.popleft()
             if data:
                 self.stream.drop()
@@ -473,7 +474,7 @@ class StreamTransport(ABC, Generic[S]):
                 self.on_over()
 
     def _tell(self) -> None:
-        # The protocol keeps the transport: the two are not to wait for the garbage collector.
+        # The protocol refers to the transport: without this cycle both are freed at once, not by the garbage collector.
         protocol, self.protocol = self.protocol, None
         if protocol is not None:
             protocol.connectionLost(self._reason)

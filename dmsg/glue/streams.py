@@ -8,14 +8,14 @@ from dmsg.glue.deadlines import Progress
 
 
 class TransportStream(Progress, Protocol):
-    """What a transport looks at in the stream under it; :class:`StreamConnection` moves the bytes."""
+    """The part of a stream that its transport looks at; :class:`StreamConnection` moves the bytes."""
 
     @property
     def blocked(self) -> bool:
         """Whether the writer was told to pause."""
 
     def drop(self) -> None:
-        """Data that came is not given to the application, because it has closed the transport."""
+        """Received data is dropped, because the application has closed the transport."""
 
 
 S = TypeVar("S", bound=TransportStream)
@@ -23,13 +23,12 @@ S_contra = TypeVar("S_contra", bound=TransportStream, contravariant=True)
 
 
 class StreamConnection(Protocol[S_contra]):
-    """The connection that a stream belongs to: a pure core, which the transport flushes after it was called."""
+    """The connection that a stream belongs to: a pure core. The transport has it flushed after a call."""
 
     def send_data(self, stream: S_contra, data: bytes) -> bool:
         """Queue ``data``; ``True`` asks the writer to pause until the transport is told that it is writable again.
 
-        Raises ``LocalProtocolError`` when the stream takes no data, and another ``DmsgError`` when more waits to be sent
-        than may.
+        Raises ``LocalProtocolError`` when the stream takes no data, and another ``DmsgError`` when too much waits to be sent.
         """
 
     def consumed(self, stream: S_contra, size: int) -> bool:

@@ -1,4 +1,4 @@
-"""Coroutines that run beside each other, and are ended together."""
+"""Coroutines that run side by side, and are ended together."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dmsg.glue.waiters import Waiters
 
 
 class Tasks:
-    """What runs; its length is their number."""
+    """The coroutines that run; ``len()`` counts them."""
 
     def __init__(self) -> None:
         self._running: dict[Deferred[None], None] = {}
@@ -42,7 +42,7 @@ class Tasks:
             await self._idle.wait_at_most(left_s, clock)
 
     async def end(self, patience_s: float, clock: IReactorTime) -> None:
-        """Wait until none runs; after ``patience_s`` cancel what does."""
+        """Wait until none runs; after ``patience_s`` cancel those that still do."""
         if self._running and patience_s > 0:
             await self._idle.wait_at_most(patience_s, clock)
         self.cancel()

@@ -13,9 +13,9 @@ T = TypeVar("T")
 
 
 class TimeLimits:
-    """Time limits with one timed call for all of them, which is moved only for one that ends sooner.
+    """Time limits that share one timed call, which is moved only for a limit that ends sooner.
 
-    A timed call that is made and cancelled again for each wait takes longer than what a transfer waits for.
+    To make and cancel a timed call for each wait would take longer than the waits of a transfer.
     """
 
     __slots__ = ("_call", "_clock", "_ends")
@@ -53,8 +53,8 @@ class TimeLimits:
         self._call = None
         now = self._clock.seconds()
         for waiting in [waiting for waiting, end in self._ends.items() if end <= now]:
-            if self._ends.pop(waiting, None) is not None:  # else the one before has ended it
+            if self._ends.pop(waiting, None) is not None:  # else cancelling an earlier one has ended it
                 waiting.cancel()
-        if self._ends:  # one that has just ended may wait anew, and have the others looked at too late
+        if self._ends:  # a wait that a callback began just now may have set the timed call too late for the others
             end = min(self._ends.values())
             self._look_at(end, max(0.0, end - now))

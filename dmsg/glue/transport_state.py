@@ -1,4 +1,4 @@
-"""The states of a transport, and the ways between them. Pure."""
+"""The states of a transport and the transitions between them. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 class TransportState(Enum):
     """How far a transport is in its life, as the application sees it."""
 
-    __hash__ = object.__hash__  # each member is one object, and the hash of Enum is a call into Python
+    __hash__ = object.__hash__  # identity is enough, and the hash of Enum is a function in Python
 
     OPEN = "open"  # both halves are open
     WRITE_ENDED = "write ended"  # the application has ended its half and goes on reading
@@ -17,12 +17,12 @@ class TransportState(Enum):
     BOTH_ENDED = "both ended"  # both halves have ended, and the application has not closed yet
     FINISHING = "finishing"  # the application has closed; its producer may write the rest
     CLOSING = "closing"  # the application has closed; what it wrote is still on its way
-    ENDING = "ending"  # over, and not by the application: what came before the end is delivered first
+    ENDING = "ending"  # over, but not by the application: data that came before the end is delivered first
     TELLING = "telling"  # over: connectionLost is called in the next turn of the reactor
     ENDED = "ended"  # connectionLost was called
 
 
-#: From each state, where it may go; the state diagram in the documentation is drawn from this.
+#: The states that may follow each state; the state diagram in the documentation is drawn from this.
 TRANSITIONS: Final[dict[TransportState, frozenset[TransportState]]] = {
     TransportState.OPEN: frozenset(
         {
@@ -70,5 +70,5 @@ CLOSED_HERE: Final = (
     TransportState.TELLING,
     TransportState.ENDED,
 )
-#: It is known how the transport ends.
+#: The transport is over, and the reason is known.
 OVER: Final = (TransportState.ENDING, TransportState.TELLING, TransportState.ENDED)

@@ -1,4 +1,4 @@
-"""Turns at a given rate. Those that have to wait stand in line, and may leave it."""
+"""A rate limit: callers wait in line for their turn, and may leave the line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dmsg.sansio.rate import TokenBucket
 
 
 class Turns:
-    """Gives out ``rate_per_s`` turns a second (more than 0), as many at once as a second has."""
+    """Gives out ``rate_per_s`` turns a second (more than 0), and the turns of one second at once."""
 
     def __init__(self, clock: IReactorTime, rate_per_s: float) -> None:
         self._clock = clock
@@ -24,7 +24,7 @@ class Turns:
         return len(self._line)
 
     def take(self) -> Deferred[None] | None:
-        """``None`` if it is one's turn right now, else what fires when it is. Cancelling leaves the line."""
+        """``None`` if the caller's turn is now, else a Deferred that fires when it is. Cancelling it leaves the line."""
         if not self._line and self._bucket.take(self._clock.seconds()):
             return None
         turn = self._line.wait()

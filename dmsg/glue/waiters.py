@@ -15,9 +15,9 @@ T = TypeVar("T")
 class Waiters(Generic[T]):
     """Deferreds that wait for the same thing, in the order in which they began to wait.
 
-    Cancelling one takes it out of the others; it fails with ``CancelledError``, as any Deferred does. ``abandoned()`` is
-    called when the last one has been cancelled: what they waited for may be given up then. One that begins to wait while
-    the others are fired waits for the next time.
+    Cancelling one removes it; it fails with ``CancelledError``, as any Deferred does. ``abandoned()`` is called when the last
+    one has been cancelled: nobody needs the fact any more. One that begins to wait while the others are fired waits for the
+    next time.
     """
 
     __slots__ = ("_abandoned", "_waiting")
@@ -44,7 +44,7 @@ class Waiters(Generic[T]):
         """Fire all with ``value``; a ``Failure`` fails them."""
         waiting, self._waiting = self._waiting, {}
         for waiter in waiting:
-            if not waiter.called:  # the one before may have cancelled this one
+            if not waiter.called:  # an earlier callback may have cancelled this one
                 waiter.callback(value)
 
     def fire_first(self, value: T) -> None:

@@ -34,7 +34,7 @@ from dmsg.sansio.websocket_handshake import ClientHandshake, server_answer, want
 CLOSE_TIMEOUT_S: Final = 5.0
 #: From dialing to the end of the opening handshake, in seconds.
 CONNECT_TIMEOUT_S: Final = 10.0
-# An attribute of an enumeration takes a call in Python.
+# Looked up once: an attribute of an Enum class takes a call in Python.
 _OPEN, _CLOSED = State.OPEN, State.CLOSED
 _PORTS: Final = {"ws": 80, "wss": 443}
 
@@ -48,7 +48,7 @@ class WebSocketShell(Shell):
     """
 
     core: Any
-    #: As long as a relay lets a session take nothing. Who is silent is found by pings.
+    #: As long as a relay lets a session take nothing. Silent peers are found by pings.
     user_timeout_ms = 60_000
     _cutting: IDelayedCall | None = None
     _closing_for: DmsgError | None = None
@@ -60,7 +60,7 @@ class WebSocketShell(Shell):
         self.websocket = core if isinstance(core, WebSocket) else None
 
     def become(self, core: Core, leftover: bytes) -> None:
-        """Go on with ``core``, beginning with the bytes that came behind what the old one needed."""
+        """Replace the core by ``core`` and give it ``leftover``: received bytes that the old core did not need."""
         self.websocket = core if isinstance(core, WebSocket) else None
         super().become(core, leftover)
 
@@ -78,7 +78,7 @@ class WebSocketShell(Shell):
 
     @property
     def queued_bytes(self) -> int:
-        """What the network has not taken yet, but for what the transport holds."""
+        """Bytes that the network has not taken yet, without those that the transport holds."""
         return 0 if self.websocket is None else self.websocket.queued_bytes
 
     def flush(self) -> None:
@@ -89,7 +89,7 @@ class WebSocketShell(Shell):
             self._finish(self._closing_for)
 
     def hold(self, reason: str, held: bool) -> None:
-        """Stop reading for ``reason``, or go on. What is not read counts neither as silence nor as slow."""
+        """Stop reading for ``reason``, or go on. While nothing is read, the other side counts neither as silent nor as slow."""
         super().hold(reason, held)
         core = self.websocket
         if core is not None and self._holds:
@@ -138,10 +138,10 @@ class WebSocketShell(Shell):
         super().connectionLost(reason)
 
     def _finish(self, error: DmsgError | None) -> None:
-        """All is written. Say so, and read on until the other side ends the connection, too.
+        """All is written. End our half, and read on until the other side ends the connection, too.
 
-        What comes is dropped. Closing at once would reset the connection if something unread had come meanwhile, and our
-        close frame could be lost with it. (TLS has an ending of its own, which waits for theirs.)
+        Data that still comes is dropped. Closing at once would reset the connection if unread data had come meanwhile, and our
+        close frame could be lost with it. (TLS has its own closing handshake, which waits for theirs.)
         """
         if self._finished or self.lost:
             return
@@ -230,7 +230,7 @@ class WebSocketUrl:
 
     @property
     def host_header(self) -> str:
-        """What the Host header says: the port is left out where it goes without saying."""
+        """The value of the Host header, without the port if that is the usual one."""
         text = str(self.address)
         return text.rpartition(":")[0] if self.address.port == _PORTS["wss" if self.secure else "ws"] else text
 
@@ -301,7 +301,7 @@ def connect_websocket(
     if url.secure:
         try:
             options = optionsForClientTLS(url.address.host, trustRoot=trust)
-        except UnicodeError as error:  # "xn--" and what no name is encoded as
+        except UnicodeError as error:  # "xn--" with an invalid encoding behind it
             return fail(StageError("connect", "host not found", error))
         endpoint = wrapClientTLS(options, endpoint)
     connecting: Deferred[Any] = endpoint.connect(quiet_factory(lambda: shell))
