@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class AckStep(NamedTuple):
-    """A frame up to which may be acknowledged: its sequence, the rolling hash behind it, what had been received with it."""
+    """A frame up to which an ACK may go: its sequence, the rolling hash after it, and the bytes received up to its end."""
 
     sequence: int
     digest: bytes
@@ -23,7 +23,7 @@ class AckSteps:
         self._steps: list[AckStep] = []
 
     def withhold(self, step: AckStep, acknowledged_bytes: int) -> None:
-        """``step`` may not be acknowledged yet; ``acknowledged_bytes`` are."""
+        """``step`` may not be acknowledged yet; ``acknowledged_bytes`` have been."""
         last = self._steps[-1].received_bytes if self._steps else acknowledged_bytes
         if step.received_bytes - last >= self._limit_bytes >> 1:
             self._steps.append(step)

@@ -1,14 +1,13 @@
-"""What the sealed streams of a client may hold together, beyond the window that each has in any case. Pure.
+"""The memory that the sealed streams of a client share, beyond the window that each has in any case. Pure.
 
-Sent and not acknowledged, or received and not read: both are kept in memory, and both grow with the distance to a peer.
+It holds data sent and not acknowledged, and data received and not read. Both grow with the distance to a peer.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-#: A stream may have this part of what is still free. So one that holds all it may leaves most of the rest to others, and
-#: however many do, there is something left for the next.
+#: A stream may hold a quarter of what is still free. So however many streams hold all they may, some is left for the next.
 _SHARE: Final = 4
 
 

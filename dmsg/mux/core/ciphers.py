@@ -9,7 +9,7 @@ from dmsg.crypto.aead import Cipher
 from dmsg.mux.core.tlv import Tlv
 
 _AES: Final = 1
-#: The value of TLV ``ciphers`` of a side that has AES-256-GCM. ChaCha20-Poly1305 goes without saying.
+#: The value of TLV ``ciphers`` of a side that has AES-256-GCM. Every side has ChaCha20-Poly1305, which is not listed.
 CIPHERS: Final = bytes((_AES,))
 
 
@@ -19,5 +19,5 @@ def offers_aes(values: Mapping[Tlv, bytes]) -> bool:
 
 
 def agreed(*, ours: bool, theirs: bool) -> Cipher:
-    """What both sides come to, from which of them can do AES-256-GCM."""
+    """The cipher of both sides; the arguments say which of them can do AES-256-GCM."""
     return Cipher.AES if ours and theirs else Cipher.CHACHA

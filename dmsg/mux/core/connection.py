@@ -78,7 +78,7 @@ class Connection(Core):
     ) -> None:
         """Without ``end_to_end`` all streams are plain. Without a ``clock`` their windows do not follow their paths.
 
-        ``buffers`` are those of all connections of a client; without them, it has its own.
+        ``buffers`` are shared by all connections of a client; without them, this one has its own.
         """
         self.identity = identity
         #: Whether the server knows the extension, so that REQUEST and ACCEPT may carry more than two keys.
@@ -114,7 +114,7 @@ class Connection(Core):
 
     @property
     def near_exhaustion(self) -> bool:
-        """Whether the record counters are so far on that this connection should be replaced when idle."""
+        """Whether the record counters are so high that this connection should be replaced when it is idle."""
         return self._records.near_exhaustion
 
     def open(
@@ -122,7 +122,7 @@ class Connection(Core):
     ) -> PlainStream:
         """Send a REQUEST to ``remote``; :class:`StreamOpened` or :class:`StreamClosed` follows.
 
-        With a ``carrier``, the stream that opens is sealed; ``service`` and the transport to ``resume`` go with the
+        With a ``carrier``, the stream that opens is sealed; ``service`` and the transport to ``resume`` are sent in the
         handshake. Raises ``Busy`` when all 32,768 ids are taken.
         """
         if self.state is not ConnectionState.READY:
@@ -136,30 +136,31 @@ class Connection(Core):
     def read_offer(self, stream: PlainStream) -> tuple[str, Resume | None]:
         """Read the peer's handshake message, which names the service and the transport to resume. Raises ``IntegrityError``.
 
-        It may be a replay: nothing is proved before :class:`Confirmed`.
+        The message may be a replay: nothing is proved before :class:`Confirmed`.
         """
         return self._openings.read_offer(stream)
 
     def accept(self, stream: PlainStream) -> Stream:
-        """Answer an offered stream with ACCEPT: gives the stream that stands for it from now on.
+        """Answer an offered stream with ACCEPT; gives the stream that replaces it.
 
-        It is sealed, and open once its initiator has proved itself, if its handshake message was read; else it is plain
-        and open. A stream that wanted to resume what is not known here is accepted as a new one.
+        If the handshake message was read, the new stream is sealed, and opens once its initiator has proved itself. Otherwise
+        it is plain and open. An offer to resume a transport that is not known here is accepted as a new one.
         """
         return self._openings.accept(stream)
 
     def accept_path(
         self, stream: PlainStream, resume: Resume, attempts: ResumeAttempts
     ) -> tuple[SealedStream, Stream | None]:
-        """Accept an offered stream as another path of a transport, telling the peer what we have of it.
+        """Accept an offered stream as another path of a transport, and tell the peer how much of it we have.
 
-        Gives the sealed stream, and the one that waited for its proof over the same relay; the caller closes that one.
+        Gives the sealed stream, and an older one that still waited for its proof over the same relay; the caller closes the
+        older one.
         """
         sealed = self._openings.accept_sealed(stream, resume)
         return sealed, sealed.await_turn(attempts, self._openings.server, resume.received_bytes)
 
     def go_on(self, stream: Stream) -> None:
-        """A stream has taken over what another path left: send it, and let its writer go on if it may."""
+        """``stream`` has taken over the backlog of another path: send it, and let its writer go on if it may."""
         self._out.queue(stream)
         self._out.go_on(stream)
         if stream.ack_due and stream.state is not StreamState.CLOSED:
@@ -178,7 +179,7 @@ class Connection(Core):
         return streams
 
     def end(self, stream: Stream) -> None:
-        """Nothing more will be written to ``stream``: half-close. Base streams know no such thing."""
+        """Half-close: nothing more will be written to ``stream``. Base streams have no half-close."""
         if stream.state is StreamState.OPEN:
             stream.end()
             self._out.queue(stream)
@@ -186,8 +187,8 @@ class Connection(Core):
     def send_data(self, stream: Stream, data: bytes) -> bool:
         """Queue ``data``; ``True`` asks the writer to pause until the stream shows up in :attr:`writable`, or ends.
 
-        It shows up no more once the peer's application has closed: nothing would be done with what is written then.
-        Raises ``Busy`` when the writer has not heeded that for ``pending_limit_bytes``.
+        Once the peer's application has closed, the stream does not show up again: the peer would drop whatever is written.
+        Raises ``Busy`` when the writer does not pause and more than ``pending_limit_bytes`` wait.
         """
         if stream.state is not StreamState.OPEN:
             raise LocalProtocolError(f"{stream!r} takes no data")
@@ -202,7 +203,7 @@ class Connection(Core):
         return True
 
     def consumed(self, stream: Stream, size: int) -> bool:
-        """The application took ``size`` bytes of what came; ``True`` asks the shell to flush."""
+        """The application took ``size`` received bytes; ``True`` asks the shell to flush."""
         released = stream.consumed(size)
         if stream.state is StreamState.CLOSED:
             return False
@@ -227,7 +228,7 @@ class Connection(Core):
         return stream.state is StreamState.CLOSED
 
     def abort(self, stream: Stream, reason: int = CloseReason.NORMAL) -> None:
-        """End ``stream`` now, or refuse an offer: what is not sent is dropped, CLOSE with ``reason`` goes out."""
+        """End ``stream`` now, or refuse an offer: drop what is not sent yet, and send a CLOSE with ``reason``."""
         if stream.state is not StreamState.CLOSED:
             self._finish(stream, reason)
 
@@ -240,11 +241,11 @@ class Connection(Core):
 
     @property
     def overloaded(self) -> bool:
-        """Whether so many answers wait for the network that reading should stop."""
+        """Whether so many control frames wait for the network that reading should stop."""
         return self._out.control_bytes > self.config.control_limit_bytes
 
     def data_to_send(self) -> bytes:
-        """Sealed records with everything that answers the server, then FWDs of the streams in turn."""
+        """Sealed records: first control frames and ACKs, then FWDs of the streams in turn."""
         parts = self._out.take()
         if not parts:
             return b""
@@ -273,19 +274,19 @@ class Connection(Core):
                     else:
                         self._on_rare_frame(kind, stream_id, stream, plaintext[start:end], events)
         except RemoteProtocolError as error:
-            error.events = events + self.open_more()  # they have happened, whatever came after them
+            error.events = events + self.open_more()  # these happened before the fault
             raise
         return events + self.open_more() if self.answers else events
 
     def open_more(self) -> list[Event]:
-        """Finish the handshakes of the next streams whose peers have answered; nothing when there are none.
+        """Finish the handshakes of the next streams whose peers have answered; no events when there are none.
 
-        A handshake takes time: the shell sends between two calls what came of the first one.
+        A handshake takes time, so the shell flushes between two calls.
         """
         events: list[Event] = []
         for stream, message in self._openings.take_answers():
             if stream.state is StreamState.CLOSED:
-                continue  # closed behind the answer, or given up
+                continue  # closed right after the answer, or given up
             try:
                 opened = self._openings.finish(stream, message)
             except IntegrityError as error:
@@ -317,7 +318,7 @@ class Connection(Core):
 
     def _on_data(self, stream: Stream, data: bytes, events: list[Event]) -> None:
         if stream.state is StreamState.CLOSING:
-            if data:  # else the application had it on the path before
+            if data:  # else the application got it on the path before
                 stream.drop()
                 self.consumed(stream, len(data))
         elif stream.overfull(self.config.receive_limit_bytes):
@@ -344,7 +345,7 @@ class Connection(Core):
         confirming = stream.state is StreamState.CONFIRMING
         try:
             if stream.state not in DATA_STATES:
-                # the upgrade is never acknowledged: a peer that does took it for data
+                # the upgrade is never acknowledged: a peer that does so took it for data
                 upgrading = stream.state is StreamState.UPGRADING
                 raise StreamFault(CloseReason.DOWNGRADE if upgrading else CloseReason.MALFORMED)
             data = stream.receive_ack(payload)
@@ -369,23 +370,23 @@ class Connection(Core):
             self._on_data(stream, data, events)
 
     def _acknowledge(self, stream: Stream) -> bool:
-        """Acknowledge what has come, now or when an answer does; whether there is something to send, or a new time to keep."""
+        """Acknowledge what has come, now or together with an answer; ``True`` if there is a frame to send or a new timeout."""
         if stream.ack_may_wait:
             return self._held_acks.hold(stream, self._key_timer.now)
         self._out.acknowledge(stream)
         return True
 
     def _cut(self, stream: Stream, events: list[Event]) -> bool:
-        """End a stream whose peer did not take our data and has nothing more to say; ``True`` if it is one."""
+        """End ``stream`` if its peer dropped our data and has ended its own half; ``True`` if so."""
         if not stream.was_cut or not stream.end_received:
             return False
         self._fail(stream, CloseReason.REFUSED, events)
         return True
 
     def _finish_if_through(self, stream: Stream, events: list[Event] | None = None) -> bool:
-        """End a closing stream that has nothing left to wait for; ``True`` if it had not.
+        """End ``stream`` if it is closing and waits for nothing more; ``True`` if so.
 
-        For our application that is a clean end, whatever the peer is told about its own data.
+        Our application sees a clean end, whatever the peer is told about its own data.
         """
         reason = stream.close_reason if stream.state is StreamState.CLOSING else None
         if reason is None:
@@ -412,7 +413,7 @@ class Connection(Core):
             proven = stream.proves_close(payload)
             self._forget(stream)
             if stream.resumable and not proven:
-                # the relay may have told this end alone: both look for a new path (:ref:`spec-sealed-close`)
+                # the relay may have told this end alone: tell the peer, so that both look for a path (:ref:`spec-sealed-close`)
                 self.send_control(encode_close(stream_id, CloseReason.PEER_GONE))
             events.append(StreamClosed(stream, close_reason(payload), local=False, proven=proven))
         elif kind == ACCEPT:
@@ -441,7 +442,7 @@ class Connection(Core):
     # --- time ------------------------------------------------------------------------------------------------------
 
     def next_timeout(self) -> float | None:
-        """When OK has been waited for too long, a sealed stream needs a new key, or one has to acknowledge something."""
+        """The next deadline: for the server's OK, for new keys of sealed streams, or for ACKs that are held."""
         due_s = self._key_timer.due_s if self._deadline is None else self._deadline
         held = self._held_acks
         if held.due_s is not None:

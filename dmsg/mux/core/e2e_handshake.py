@@ -1,6 +1,6 @@
 """The end-to-end handshake of a transport: Noise KK between its two ends, whatever the relay.
 
-:ref:`spec-e2e-handshake`. Two state machines that know nothing of how their messages travel; a carrier moves them: A
+:ref:`spec-e2e-handshake`. Two state machines that do not know how their messages travel. A carrier moves the messages: A
 inside REQUEST and ACCEPT, B inside the first FWD of each direction.
 """
 
@@ -25,15 +25,16 @@ from dmsg.mux.core.tlv import Tlv, decode_tlvs, encode_padded_tlvs
 #: Announces carrier B in the first FWD of each direction.
 UPGRADE_MAGIC: Final = hashlib.sha256(b"dmsg/0.1 e2e upgrade").digest()[:16]
 TOKEN_BYTES: Final = 16
-#: What the lists of messages 1 and 2 are padded to: all that can stand in them fits, a service name of 255 bytes and a
-#: ``resume`` included, so that their length tells a relay nothing. Label ``kk-padding``.
+#: The lists of messages 1 and 2 are padded to these sizes, so that their length tells a relay nothing: the longest contents
+#: fit, a service name of 255 bytes and a ``resume`` included. Label ``kk-padding``.
 LIST_1_BYTES: Final = 320
 LIST_2_BYTES: Final = 64
-#: The initiator has one round trip to prove itself; a replayed or forged message 1 holds a place for no longer than this.
+#: The initiator has this long to prove itself, which takes it one round trip; a replayed or forged message 1 holds a place
+#: for no longer.
 CONFIRM_TIMEOUT_S: Final = 3.0
 
 _PROLOGUE: Final = b"dmsg/0.1 e2e"
-#: How each list begins, by whether its sender can do AES-256-GCM.
+#: How each list begins; the key says whether its sender can do AES-256-GCM.
 _HEADS: Final[Mapping[bool, Mapping[Tlv, bytes]]] = {
     False: {Tlv.VERSION: SECURE_VERSION.encode()},
     True: {Tlv.VERSION: SECURE_VERSION.encode(), Tlv.CIPHERS: CIPHERS},
@@ -159,7 +160,7 @@ class SecureInitiator:
 
 
 class SecureResponder:
-    """The side that is dialled. What message 1 says is known before the application decides; it may be a replay."""
+    """The side that is dialled. It can read message 1 before the application decides; the message may be a replay."""
 
     __slots__ = ("_aes", "_noise", "_values")
 
@@ -194,7 +195,7 @@ class SecureResponder:
 
     @property
     def service(self) -> str:
-        """The listener wanted; text that is not UTF-8 names none that exists."""
+        """The name of the wanted listener; text that is not UTF-8 names none that exists."""
         return self._values.get(Tlv.SERVICE, b"").decode("utf-8", "replace")
 
     @property

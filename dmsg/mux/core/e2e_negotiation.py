@@ -37,10 +37,10 @@ KNOWN_PEERS: Final = 256
 
 class EndToEnd:
     """What the end-to-end handshakes of one connection have in common: our key, whether we have AES, the relay, the
-    dice, the known peers.
+    randomness, the known peers.
 
-    Each connection learns its peers anew. So the time that an answer takes tells a relay nothing about dials over others,
-    and what was calculated from our key (:class:`~dmsg.crypto.noise.KnownPeer`) goes with the connection.
+    Each connection has its own cache of peers. So the time that an answer takes tells a relay nothing about dials over other
+    relays, and values calculated from our key (:class:`~dmsg.crypto.noise.KnownPeer`) are dropped with the connection.
     """
 
     __slots__ = ("_aes", "_key", "_known", "_random", "server")

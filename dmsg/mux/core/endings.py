@@ -17,7 +17,7 @@ def close_is_final(stream: Stream, *, proven: bool, closing: bool) -> bool:
 def peers_reason(stream: Stream, code: int, *, closing: bool) -> int:
     """The reason a transport ended for, when the peer's CLOSE says ``code``.
 
-    Data that was written and not acknowledged makes a clean close one that is not, as a reset does on TCP.
+    A clean close is not clean if written data was not acknowledged, as with a reset of TCP.
     """
     if stream.was_cut:
         return CloseReason.REFUSED

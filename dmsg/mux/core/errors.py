@@ -1,4 +1,4 @@
-"""What the mux protocol can refuse or end for: an exception for each CLOSE code, and the ends of connections."""
+"""Why the mux protocol refuses or ends: an exception for each CLOSE code, and those for connections."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dmsg.foreign import quoted
 from dmsg.mux.core.wire import CloseReason, reason_name
 from dmsg.relays.errors import RelayFault
 
-#: Why relays refuse a connection, as they say it (TLV ``reason``), and what every other text counts as.
+#: The texts (TLV ``reason``) with which relays refuse a connection, and the one that stands for all others.
 SERVER_REFUSALS: Final = ("server_draining", "too many connections", "connections_per_address")
 REFUSED_BY_SERVER: Final = "refused by server"
 
@@ -19,10 +19,10 @@ CLOSE_ERRORS: Final[dict[int, type[TransportClosed]]] = {}
 
 
 class TransportClosed(DmsgError):
-    """Base of the reasons a transport or a request for one can end for; one subclass for each CLOSE code.
+    """Base of the reasons for the end of a transport, or of a request for one; one subclass for each CLOSE code.
 
     ``code`` is the byte of the CLOSE frame (:ref:`spec-close-reasons`), ``name`` its name there. ``by`` says who ended
-    it: ``"peer"`` (peer or relay: one cannot tell without end-to-end security), ``"local"``.
+    it: ``"local"``, or ``"peer"`` (the peer or the relay: without end-to-end security nobody can tell which).
     """
 
     code: ClassVar[int] = int(CloseReason.NORMAL)
@@ -56,7 +56,7 @@ class RateLimited(TransportClosed, RelayFault, reason=CloseReason.RATE_LIMITED):
 
 
 class SlowConsumer(TransportClosed, reason=CloseReason.SLOW_CONSUMER):
-    """The receiving side did not take its data for too long, or too much of it had piled up."""
+    """The receiving side did not take its data for too long, or too much data waited for it."""
 
 
 class Abuse(TransportClosed, reason=CloseReason.ABUSE):
@@ -116,7 +116,7 @@ def close_error(code: int, message: str = "", *, by: str = "peer") -> TransportC
 
 
 def refusal_reason(text: str) -> str:
-    """What a relay's own words count as: one of :data:`SERVER_REFUSALS`, or :data:`REFUSED_BY_SERVER`."""
+    """The reason for a relay's own words: one of :data:`SERVER_REFUSALS`, or :data:`REFUSED_BY_SERVER`."""
     return text if text in SERVER_REFUSALS else REFUSED_BY_SERVER
 
 
@@ -129,5 +129,5 @@ class ConnectionRefusedByServer(DmsgError):
 
     @property
     def own_text(self) -> str:
-        """The reason, if it is one that is known."""
+        """The reason, as :func:`refusal_reason` gives it."""
         return self.reason

@@ -22,7 +22,7 @@ class Event:
 
 @dataclass(slots=True)
 class HandshakeDone(Event):
-    """The handshake is through: who the peer is, the sealed layer, what the peer's payload says, and bytes that followed."""
+    """The handshake is done: the peer's key, the record layer, what the peer's payload says, and bytes that followed."""
 
     remote: PublicKey
     records: RecordLayer
@@ -53,8 +53,8 @@ class StreamOffered(Event):
 class StreamOpened(Event):
     """The transport we asked for is open, and sealed if that was asked for.
 
-    ``stream`` stands for the one that was asked for from now on. ``resume`` is what the peer says about the transport to
-    go on with; ``None`` if it does not know it, or was not asked.
+    ``stream`` replaces the requested one. ``resume`` is what the peer says about the transport to go on with; ``None`` if it
+    does not know it, or was not asked.
     """
 
     stream: Stream
@@ -63,7 +63,7 @@ class StreamOpened(Event):
 
 @dataclass(slots=True)
 class UpgradeReceived(Event):
-    """The handshake message of an offered stream that was accepted for upgrade came: what it wants can be read."""
+    """The handshake message of an offered stream that was accepted for upgrade has come, and can be read."""
 
     stream: Stream
 
@@ -77,7 +77,7 @@ class Confirmed(Event):
 
 @dataclass(slots=True)
 class EndAcked(Event):
-    """The peer has everything this side wrote, and knows that it is everything."""
+    """The peer has everything this side wrote, and knows that nothing more comes."""
 
     stream: Stream
 
@@ -91,7 +91,7 @@ class EndReceived(Event):
 
 @dataclass(slots=True)
 class DataReceived(Event):
-    """Bytes of a stream, in order. The code that takes them calls ``Connection.consumed``."""
+    """Bytes of a stream, in order. Whoever takes them calls ``Connection.consumed``."""
 
     stream: Stream
     data: bytes

@@ -1,7 +1,7 @@
 """The XK handshake of a connection as a core (:ref:`spec-handshake`).
 
-Three packets of ``u16 length ‖ message``. When the last one is through, :class:`HandshakeDone` hands over a
-:class:`~dmsg.mux.core.record.RecordLayer` and the bytes that came behind it; the handshake itself is then finished with.
+Three packets of ``u16 length ‖ message``. After the last one, :class:`HandshakeDone` hands over a
+:class:`~dmsg.mux.core.record.RecordLayer` and the bytes that came after that packet; the core is not used any more then.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class Role(Enum):
 
 
 class FirstMessageGate(TypingProtocol):
-    """What a server asks before the first message of a stranger costs a Diffie-Hellman."""
+    """Asked by a server before it does a Diffie-Hellman for the first message of a stranger."""
 
     def judge(self, message: bytes, now: float) -> tuple[bytes, bytes]:
-        """The message to go on with and ``b""``, or ``b""`` and a cookie to be sent back behind the same message.
+        """The message to go on with and ``b""``; or ``b""`` and a cookie, which the client has to append to the same message.
 
         Raises ``RemoteProtocolError`` for a stranger that is turned away.
         """
@@ -49,11 +49,12 @@ class FirstMessageGate(TypingProtocol):
 class Handshake(Core):
     """Bytes in, bytes out, one :class:`HandshakeDone` at the end.
 
-    ``payload`` goes into message 2 (server) or 3 (client), the first that are both encrypted and authenticated; the
-    peer's is in the event, read. Base peers send none and discard ours. A client that ``takes_cookie``, as a base one does not,
-    sends its first message again with the cookie of a server under load (:ref:`spec-cookie`).
+    ``payload`` goes into message 2 (server) or 3 (client), the first that are both encrypted and authenticated; the event has
+    what the peer's payload says. Base peers send none and discard ours. A client that ``takes_cookie`` sends its first message
+    again with the cookie of a server under load (:ref:`spec-cookie`); a base client does not.
 
-    A server's ``gate`` may ask for that. ``first_byte_timeout_s`` is how long its client may be silent at first.
+    The ``gate`` of a server decides whether to ask for a cookie. ``first_byte_timeout_s`` is how long its client may be silent
+    at first.
     """
 
     __slots__ = (
@@ -107,8 +108,8 @@ class Handshake(Core):
         #: Whether a cookie was sent (server) or received (client). It happens once at most.
         self.challenged = False
         self._step = 0
-        #: Whether the server's answer is still to be made. It costs as much as reading message 1 did, and is made when it
-        #: is asked for, so that a busy server can do other things in between.
+        #: Whether the server's answer is still to be made. That costs as much as reading message 1, and is done only when the
+        #: data is asked for, so that a busy server can do other work in between.
         self.answer_due = False
         #: How many messages of the peer's were looked at: the expensive part.
         self.messages = 0
@@ -116,7 +117,7 @@ class Handshake(Core):
             self._write(b"")
 
     def heard(self) -> None:
-        """The peer has sent something: it is not silent, even if that is taken in only later."""
+        """The peer has sent something: it is not silent, even if its data is handled only later."""
         self._silent_until = None
 
     def receive_data(self, data: bytes, now: float) -> list[Event]:

@@ -6,33 +6,33 @@ from typing import Final
 
 from dmsg.mux.core.stream import Stream, StreamState
 
-#: The longest that one waits, in seconds. An answer that comes later is a frame of its own beside the acknowledgement.
+#: The longest wait of an ACK, in seconds. An answer that comes later does not save the frame of the ACK.
 HELD_S: Final = 0.005
 
 
 class HeldAcks:
-    """The streams of a connection whose acknowledgement waits; ``due_s`` is when to take them.
+    """The streams of a connection whose ACK waits; ``due_s`` is when to take them.
 
-    One time for all of them, which begins with the first: where messages and answers follow each other, most of the streams
-    have nothing left to acknowledge by then, and a timer for each message would take longer than its acknowledgement.
+    All of them share one timeout, which begins with the first. Where messages and answers alternate, most streams have nothing
+    left to acknowledge by then, and a timer for each message would cost more than its ACK.
     """
 
     __slots__ = ("_streams", "due_s")
 
     def __init__(self) -> None:
-        self._streams: dict[Stream, None] = {}  # in the order in which something came
+        self._streams: dict[Stream, None] = {}  # in the order in which their data came
         self.due_s: float | None = None
 
     def hold(self, stream: Stream, now: float) -> bool:
-        """Let the acknowledgement of ``stream`` wait; whether ``due_s`` is new."""
+        """Let the ACK of ``stream`` wait; ``True`` if ``due_s`` is new."""
         self._streams[stream] = None
-        if self.due_s is not None and self.due_s <= now + HELD_S:  # it is later if the clock was set back
+        if self.due_s is not None and self.due_s <= now + HELD_S:  # due_s is later than that if the clock was set back
             return False
         self.due_s = now + HELD_S
         return True
 
     def settle(self) -> None:
-        """Forget streams that have nothing left to acknowledge, up to the first one that has; without any, nothing is due."""
+        """Forget the newest streams as long as they have nothing left to acknowledge; if none is left, nothing is due."""
         streams = self._streams
         while streams:
             stream, _ = streams.popitem()

@@ -12,7 +12,7 @@ from dmsg.mux.core.tlv import Tlv, decode_tlvs, encode_tlvs
 
 @dataclass(frozen=True, slots=True)
 class AnnouncedLimits:
-    """What a server announces so that a client can obey: open transports, requests a second, bytes of a frame."""
+    """The limits that a server announces and its clients obey: open transports, requests a second, bytes of a frame."""
 
     transports: int
     requests_per_s: int
@@ -64,7 +64,7 @@ def read_refusal(payload: bytes) -> str | None:
 
 
 def read_hello(payload: bytes) -> Capabilities:
-    """What the peer's payload says. Base peers send none; whatever is not ours counts as none."""
+    """What the peer's payload says. Base peers send none; a payload that is not of the extension counts as none."""
     if not payload:
         return Capabilities()
     try:

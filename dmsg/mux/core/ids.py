@@ -1,4 +1,4 @@
-"""The transport ids of a client's connection: which is free, and which ended a moment ago. Pure."""
+"""The transport ids of a client's connection: which are free, and which ended a moment ago. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dmsg.sansio.rate import RecentIds
 
 
 class TransportIds:
-    """Gives out even ids, in turn and around, and remembers those that ended lately.
+    """Gives out even ids in rotation, and remembers those that ended lately.
 
     Frames that were on their way when a transport ended are no offence (:ref:`spec-late-frames`).
     """

@@ -16,15 +16,15 @@ class ConnectionConfig:
     #: (:ref:`spec-sealed-acks`).
     send_window_bytes: int = 256 * 1024
     secure_window_bytes: int = 1024 * 1024
-    #: As far as a sealed stream's window may grow, when its peer and the server allow it; and what all sealed streams of a
-    #: client may hold together, sent or received, before each has the window above and no more (:ref:`spec-windows`).
+    #: How far a sealed stream's window may grow, when its peer and the server allow it; and how much all sealed streams of a
+    #: client may hold together, sent or received, before each has only the window above (:ref:`spec-windows`).
     largest_window_bytes: int = 32 * 1024 * 1024
     shared_buffer_bytes: int = 192 * 1024 * 1024
     #: With more than this unread, a sealed stream withholds its acknowledgements.
     ack_limit_bytes: int = 256 * 1024
-    #: A sealed stream gets a new key for what it sends after so many frames (with AES no more than the default), or so long
-    #: after it last did, whichever is first. A key is then never near any bound of its cipher, and memory that is read gives
-    #: up an hour at most.
+    #: A sealed stream gets a new key for what it sends after so many frames (with AES no more than the default), or this long
+    #: after the last one, whichever is first. So no key comes near a bound of its cipher, and whoever reads a key in memory
+    #: can read an hour of data at most.
     rekey_after_frames: int = AES_MESSAGES
     rekey_after_s: float = 3600.0
     #: Data in one FWD of a plain stream: two of them fill a record, and no stream waits long behind another.
@@ -36,9 +36,9 @@ class ConnectionConfig:
     #: Written and not yet framed: the writer is told to pause above the first and to go on below the second.
     pause_bytes: int = 64 * 1024
     resume_bytes: int = 32 * 1024
-    #: A writer that does not heed the pause is cut off here.
+    #: A writer that ignores the pause is cut off here.
     pending_limit_bytes: int = 64 * 1024 * 1024
-    #: Sealed at once; the network takes it before the next lot is made.
+    #: Sealed in one batch; the network takes it before the next batch is made.
     flush_bytes: int = 128 * 1024
     #: Frames that answer the server, waiting for the network: above this, reading stops.
     control_limit_bytes: int = 256 * 1024

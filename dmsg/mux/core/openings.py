@@ -1,4 +1,4 @@
-"""The streams of one connection that are not open yet: asked for, offered, and their end-to-end handshakes. Pure.
+"""The streams of one connection that are not open yet, requested or offered, and their end-to-end handshakes. Pure.
 
 :ref:`spec-establishing`, :ref:`spec-carriers`. :class:`~dmsg.mux.core.connection.Connection` shares its streams and its
 queues with this.
@@ -37,7 +37,7 @@ from dmsg.mux.core.wire import (
     encode_frame,
 )
 
-#: Handshakes that are finished before what came of them is sent, so that a burst of dials does not delay the first one.
+#: Flush after so many finished handshakes, so that a burst of dials does not delay the first one.
 ANSWERS_AT_ONCE: Final = 8
 #: Peers whose paths are remembered, so that the next stream need not measure them anew. Some 1 KiB each.
 PATHS_REMEMBERED: Final = 64
@@ -87,13 +87,13 @@ class Openings:
         self._key_timer = key_timer
         self._config = config
         self._random = random
-        self._read_key = lru_cache(maxsize=KNOWN_PEERS)(PublicKey)  # that a key is a point is checked once, 6 µs
+        self._read_key = lru_cache(maxsize=KNOWN_PEERS)(PublicKey)  # the check that a key is a point takes 6 µs
         self._longest_request_bytes = EXTENDED_REQUEST_LIMIT_BYTES if extended else REQUEST_BYTES
         self._end_to_end = end_to_end
         self._clock = clock
         self._buffers = buffers
         self._paths: dict[PublicKey, PathWindow] = {}  # the one that was used last at the end
-        # Streams whose peers have accepted, with their handshake messages. Without one, we send ours first.
+        # Streams whose peers have accepted, with the peer's handshake message; with None we send ours first.
         self.answers: deque[tuple[PlainStream, bytes | None]] = deque()
 
     # --- asking ----------------------------------------------------------------------------------------------------
@@ -240,7 +240,7 @@ class Openings:
         return stream
 
     def _path(self, remote: PublicKey) -> PathWindow | None:
-        """What streams with ``remote`` share, and the next one finds again."""
+        """The path that all streams with ``remote`` share; it is remembered for the next one."""
         if self._clock is None:
             return None
         paths = self._paths
@@ -250,7 +250,7 @@ class Openings:
         return path
 
     def _seal(self, stream: PlainStream, keys: SecureKeys, state: StreamState) -> SealedStream:
-        """Let a sealed stream in ``state`` stand for ``stream``; nothing more may go through the old one."""
+        """Replace ``stream`` by a sealed one in ``state``; nothing more may go through the old one."""
         config = self._config
         sealed = SealedStream(
             stream,

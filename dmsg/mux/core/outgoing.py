@@ -13,7 +13,7 @@ from dmsg.mux.core.wire import RECORD_PLAINTEXT_LIMIT_BYTES
 
 
 class Outgoing:
-    """Queues of one connection, emptied in lots of about ``flush_bytes``."""
+    """Queues of one connection, emptied in batches of about ``flush_bytes``."""
 
     __slots__ = (
         "_acking",
@@ -30,11 +30,11 @@ class Outgoing:
         #: Streams whose writer may go on; the shell empties this after every flush.
         self.writable: list[Stream] = []
         self.control_bytes = 0
-        #: The most of the last lot that may go into one record: the peer takes a record as a whole.
+        #: The size limit of records for the last batch: the peer cannot use a record before all of it is there.
         self.record_bytes = RECORD_PLAINTEXT_LIMIT_BYTES
         self._config = config
         self._control: list[bytes] = []
-        self._acking: dict[Stream, None] = {}  # in the order in which something came
+        self._acking: dict[Stream, None] = {}  # in the order in which their data came
         self._proving: list[Stream] = []
         self._sending: deque[Stream] = deque()
 
@@ -47,7 +47,7 @@ class Outgoing:
         self.control_bytes += len(frame)
 
     def acknowledge(self, stream: Stream) -> None:
-        """Send what ``stream`` has to acknowledge when everything of this read is taken in."""
+        """Send the ACK of ``stream`` after all frames of this read have been handled."""
         self._acking[stream] = None
 
     def prove(self, stream: Stream) -> None:
@@ -71,7 +71,7 @@ class Outgoing:
         self._acking.pop(stream, None)
 
     def take(self) -> list[bytes]:
-        """The pieces of the next lot of frames; empty when there is nothing to send."""
+        """The pieces of the next batch of frames; empty when there is nothing to send."""
         parts = self._control
         sending = self._sending
         acking = [stream for stream in self._acking if stream.ack_due] if self._acking else ()
@@ -86,7 +86,7 @@ class Outgoing:
                     continue
                 if stream.sendable:
                     parts += stream.next_fwd(self._config.sealed_data_bytes)
-                    self.go_on(stream)  # it may have been all that kept the writer from going on
+                    self.go_on(stream)  # its writer may have waited for just this
                 else:
                     parts.append(stream.take_ack())
             self._proving.clear()
@@ -102,7 +102,7 @@ class Outgoing:
             stream = sending.popleft()
             room = stream.room_bytes()
             if room <= 0 or stream.state is StreamState.CLOSED:
-                stream.queued = False  # a sealed stream that is over keeps what it had, for another path
+                stream.queued = False  # a sealed stream that is closed keeps its data for another path
                 if stream.state is not StreamState.CLOSED:
                     stream.wait()
                 continue
@@ -121,7 +121,7 @@ class Outgoing:
                 stream.blocked = False
                 self.writable.append(stream)
         for stream in acking:
-            if stream.ack_due and stream.state is not StreamState.CLOSED:  # there was no room for its data
+            if stream.ack_due and stream.state is not StreamState.CLOSED:  # there was no room for data to carry it
                 parts.append(stream.take_ack())
         self.record_bytes = record
         return parts

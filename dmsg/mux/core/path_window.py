@@ -1,9 +1,9 @@
-"""How much of the sealed streams between two clients is under way at once: as much as the path carries, and little more.
+"""How many bytes of the sealed streams between two clients are under way: as many as the path carries, and few more.
 
-Pure. What is sent beyond the path's rate times its delay only waits somewhere on the way, in front of what everybody else
-sends. So the window follows the path (:ref:`flow-path-window`). Each acknowledged frame tells how much was under way when it
-was sent, and how long it took: if it took no longer than the shortest, that much fits, and the window may be larger; if all
-of a round trip took longer, it is too large.
+Pure. Data beyond the path's rate times its delay only waits somewhere on the way, in front of everybody else's data. So the
+window follows the path (:ref:`flow-path-window`). Each acknowledged frame tells how many bytes were under way when it was sent,
+and how long it took. If it took no longer than the shortest round trip, that many bytes fit, and the window may grow; if all
+frames of a round trip took longer, the window is too large.
 """
 
 from __future__ import annotations
@@ -12,50 +12,50 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-#: What a new path may have under way, and the least, however slow it is.
+#: How many bytes a new path may have under way, and the least, however slow it is.
 INITIAL_BYTES: Final = 256 * 1024
 LEAST_BYTES: Final = 14 * 1024
-#: The most of all streams of one path. Each has its own limit besides, for the sake of the relay's queue.
+#: The most for all streams of one path. Each stream has a limit of its own besides, because of the relay's queue.
 MOST_BYTES: Final = 32 * 1024 * 1024
-#: A frame takes no longer than a sixteenth of the window does, because others wait behind it; down to what one packet of the
-#: network holds.
+#: A frame is at most a sixteenth of the window, because other streams wait behind it, but not shorter than what one packet of
+#: the network holds.
 LEAST_FRAME_BYTES: Final = 1280
 FIRST_FRAME_BYTES: Final = 8 * 1024
-#: A stream that has less than this under way sends although the window is full, so that it does not wait for others.
+#: A stream that has less than this under way may send although the window is full, so that it does not wait for others.
 EXEMPT_BYTES: Final = 1024
-#: What may wait on the way, as a share of the shortest round trip. On a short path it is what processes take that are woken
-#: late, less two round trips: with a smaller window they are woken more often.
+#: How long data may wait on the way, as a share of the shortest round trip. On a short path it is ``LATE_S``, by which
+#: processes are woken late, less two round trips: with a smaller window they would be woken more often.
 WAITING_SHARE: Final = 0.25
 LATE_S: Final = 0.020
-#: The window may be so many times what is known to fit. Of what is sent in one go, before the first answer, an eighth of a
-#: round trip is allowed to wait, so the path carries eight times as much in a whole one. Later that tells less, still less
-#: when it was known of the first that no more fits, and least once more was sent than fits.
+#: The window may be so many times what is known to fit. A burst before the first answer fits if it waits for an eighth of a
+#: round trip at most, so the path carries eight times as much in a whole one. Later frames tell less (``FIRST_GROWTH``), still
+#: less if the burst showed that no more fits (``KNOWN_GROWTH``), and least once more was sent than fits (``GROWTH``).
 BURST_GROWTH: Final = 8
 FIRST_GROWTH: Final = 4
 KNOWN_GROWTH: Final = 2
 GROWTH: Final = 1.25
-#: What was sent with so much of the window under way, one part of this many, shows whether it is too large.
+#: Only a frame sent with at least one part in this many of the window under way shows whether the window is too large.
 FULL: Final = 3
-#: The rate is the best of so many round trips: one that was slow for another reason does not shrink the window.
+#: The rate is the best of so many round trips: a round trip that was slow for another reason does not shrink the window.
 RATE_ROUNDS: Final = 32
-#: So often the shortest round trip is measured anew, with half a window for one round trip; sooner at first, because the
-#: first frames are long for a slow path.
+#: Seconds between measurements of the shortest round trip, each with half a window for one round trip. The first comes sooner,
+#: because the first frames are long for a slow path.
 MEASURE_EVERY_S: Final = 10.0
 FIRST_MEASURE_S: Final = 1.0
 #: After this time without data, the path may be another one.
 FORGOTTEN_S: Final = 10.0
-#: A smaller window shortens the wait after two round trips, one to send less and one to see it; another one for good
-#: measure. If data then waits as long as this share of before, it is not ours that it waits for.
+#: A smaller window shortens the wait after two round trips, one to send less and one to see it; the third is a margin. If data
+#: then still waits for more than ``STILL_WAITING`` times as long as before, it waits behind the data of others.
 FELT_ROUNDS: Final = 3
 STILL_WAITING: Final = 0.8
 
-#: When a frame was sent, in seconds of the window's own, and what was under way then, itself included; 0 if that says
-#: nothing of the path.
+#: When a frame was sent, in seconds of the window's clock, and how many bytes were under way then, itself included; 0 if that
+#: number says nothing about the path.
 Stamp = tuple[float, int]
 
 
 class _Shrinking(NamedTuple):
-    """What was under way before the window was made smaller, how long data waited, and when the effect is felt."""
+    """How much was under way before the window was made smaller, how long data waited, and when the effect will be felt."""
 
     window_bytes: int
     waiting_s: float
@@ -65,8 +65,8 @@ class _Shrinking(NamedTuple):
 class PathWindow:
     """The window of all sealed streams of a connection with one peer. ``clock`` gives seconds.
 
-    Each stream may have an equal share of it under way, whatever the others have: the peer of one may not read, and its data
-    counts although it has left the path.
+    Each stream may have an equal share of it under way, whatever the others have: data that a peer does not read counts, too,
+    although it has left the path.
     """
 
     __slots__ = (
@@ -105,14 +105,14 @@ class PathWindow:
         self._waiting: dict[object, None] = {}  # streams that have data and no room, in order
         self._most_bytes = most_bytes
         self._clock = clock
-        self._behind_s = 0.0  # what the clock was set back since the beginning
+        self._behind_s = 0.0  # by how much the clock was set back since the beginning
         self._latest = 0.0
         self._shortest_s = 0.0
         self._allowed_s = 0.0  # what data may wait on the way
         self._growth: float = FIRST_GROWTH
         self._round_began = 0.0  # a round is over when a frame arrives that was sent after this
         self._round_trip_s = 0.0  # the shortest of this round; 0 if there is none yet
-        self._full_s = 0.0  # the same of the frames that were sent when the window was in use
+        self._full_s = 0.0  # the same for the frames that were sent with enough of the window under way (FULL)
         self._round_over = False
         self._fastest = 0.0  # bytes a second, the best of those
         self._rates: deque[float] = deque(maxlen=RATE_ROUNDS)
@@ -123,10 +123,10 @@ class PathWindow:
         self._held_until = 0.0  # the window is not made smaller before
 
     def room_bytes(self, own_bytes: int, wanted_bytes: int) -> int:
-        """What a stream may send that has ``own_bytes`` under way and ``wanted_bytes`` to send; not positive if nothing.
+        """How much a stream with ``own_bytes`` under way and ``wanted_bytes`` to send may send; not positive if nothing.
 
-        When the window is full, it is what is missing to an equal share of it. Less than a whole frame is no room for
-        more than that: each of them costs as much as a long one.
+        When the window is full, the stream may fill up its equal share of it. Room for less than a whole frame counts only if
+        everything wanted fits: a short frame costs as much as a long one.
         """
         window = self.window_bytes
         room = window - self.under_way_bytes
@@ -138,11 +138,11 @@ class PathWindow:
         return EXEMPT_BYTES - own_bytes
 
     def wait(self, stream: object) -> None:
-        """``stream`` has data that there is no room for."""
+        """``stream`` has data, but there is no room for it."""
         self._waiting[stream] = None
 
     def take_waiting(self) -> list[object]:
-        """The streams that wait, if there is room now; they wait no more."""
+        """The streams that wait, if there is room now. They are forgotten here."""
         if not self._waiting or (self.under_way_bytes + self.frame_bytes > self.window_bytes and not self._round_over):
             return []
         self._round_over = False  # shares may be larger than they were
@@ -153,8 +153,8 @@ class PathWindow:
     def sent(self, stream: object, size: int, own_bytes: int) -> Stamp:
         """A frame of ``stream`` with ``size`` bytes goes out; with it, ``own_bytes`` of the stream are under way.
 
-        What has much less than its share under way overtakes the others where each transport has a queue of its own, as at
-        the relay: such a frame says nothing of how much fits.
+        A stream with much less than its share under way overtakes the others where each transport has a queue of its own, as at
+        the relay: its frames say nothing about how much fits.
         """
         now = self._now()
         if not self.under_way_bytes:
@@ -207,7 +207,7 @@ class PathWindow:
             self._end_round(now)
 
     def _now(self) -> float:
-        """Seconds that never go back: when the clock was set back, what is under way would seem to have arrived sooner."""
+        """Seconds that never go back. If the clock is set back, data under way would seem to have arrived sooner."""
         now = self._clock() + self._behind_s
         if now < self._latest:
             self._behind_s += self._latest - now
@@ -239,7 +239,7 @@ class PathWindow:
             if waiting_s > self._allowed_s:
                 self._shrink(waiting_s, full_s, now)
             if waiting_s <= self._allowed_s / 8 and self._measure_every_s == MEASURE_EVERY_S:
-                self._measure_at = now + self._measure_every_s  # it is as short as ever
+                self._measure_at = now + self._measure_every_s  # the round trip is as short as ever
             elif now >= self._measure_at:
                 self._measured_window = self.window_bytes
                 self._set_window(self.window_bytes // 2)
@@ -257,7 +257,7 @@ class PathWindow:
         if window >= self.window_bytes or now < self._held_until:
             return
         if self._shrinking is None:
-            # The window may have just grown, and not been used yet: what was under way is what the wait is of.
+            # The window may have grown just now and not be in use yet: the wait comes from what was under way.
             under_way_bytes = min(self.window_bytes, int(rate * round_trip_s))
             drained_s = (self.window_bytes - window) / rate
             self._shrinking = _Shrinking(under_way_bytes, waiting_s, now + drained_s + FELT_ROUNDS * round_trip_s)
@@ -266,7 +266,7 @@ class PathWindow:
             and self.window_bytes <= self._shrinking.window_bytes // 2
             and waiting_s > STILL_WAITING * self._shrinking.waiting_s
         ):
-            # Half as much of ours, and the wait is as long: others fill the path. Making room for them would not shorten it.
+            # With half as much of our data the wait is as long: others fill the path, and giving way would not shorten it.
             window, self._shrinking = self._shrinking.window_bytes, None
             self._held_until = now + MEASURE_EVERY_S
         self._set_window(window)

@@ -13,7 +13,7 @@ from dmsg.mux.core.wire import ACK, FWD, HEADER, REQUEST_BYTES, SEQUENCE_BYTES, 
 
 
 class PlainStream(Stream):
-    """One end of a base transport, and of every transport whose end-to-end handshake is not through yet."""
+    """One end of a base transport, and of every transport whose end-to-end handshake is not complete yet."""
 
     __slots__ = ("gate", "handshake", "message", "responder", "window")
 
@@ -35,10 +35,10 @@ class PlainStream(Stream):
         super().__init__(stream_id, remote, request, initiator=initiator, state=state)
         self.window = SendWindow(window_bytes, first_sequence)
         self.gate = AckGate()
-        #: Our part of the end-to-end handshake: what we began, or the peer's that we have read.
+        #: The end-to-end handshake: the one that we began, or the peer's once we have read it.
         self.handshake: SecureInitiator | None = None
         self.responder: SecureResponder | None = None
-        #: The peer's part, as long as it has not been read.
+        #: The peer's handshake message, until it is read.
         self.message = request[REQUEST_BYTES:] if not initiator else b""
 
     @property
@@ -49,7 +49,7 @@ class PlainStream(Stream):
     # --- sending ---------------------------------------------------------------------------------------------------
 
     def room_bytes(self) -> int:
-        """What the window has room for, if there is data."""
+        """How many bytes the window has room for, if there is data."""
         return self.window.room_bytes if self.pending.size else 0
 
     @property
@@ -80,7 +80,7 @@ class PlainStream(Stream):
         return encode_frame(FWD, self.id, self.window.send(0).to_bytes(2, "big") + UPGRADE_MAGIC + message)
 
     def receive_ack(self, payload: bytes) -> bytes:
-        """Take the acknowledgement of one sequence; one that is unknown or repeated means nothing."""
+        """Take the acknowledgement of one sequence; an unknown or repeated one is ignored."""
         if len(payload) != SEQUENCE_BYTES:
             raise StreamFault(CloseReason.MALFORMED)
         self.acked_bytes += self.window.acknowledge(payload[0] << 8 | payload[1])
@@ -94,7 +94,7 @@ class PlainStream(Stream):
             raise StreamFault(CloseReason.MALFORMED)
         data = frames[start + SEQUENCE_BYTES : end]
         if not self.received_bytes and data.startswith(UPGRADE_MAGIC):
-            # a peer that trusts our entry more than this listener, which takes any peer in the clear
+            # the peer goes by our entry, but this listener takes any peer in the clear
             raise StreamFault(CloseReason.UNSUPPORTED)
         self.received_bytes += len(data)
         sequence = frames[start] << 8 | frames[start + 1]

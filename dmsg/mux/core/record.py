@@ -1,7 +1,7 @@
-"""Packets and sealed records: what a connection is once its handshake is done.
+"""Packets and sealed records: all that a connection carries once its handshake is done.
 
-:ref:`spec-packets`, :ref:`spec-records`: ``u16 length ‖ u32 counter ‖ sealed``; a counter for each direction begins with 1
-and is always one more than the last. An AES key is followed by the next one after 2^22 records (:ref:`spec-ciphers`).
+:ref:`spec-packets`, :ref:`spec-records`: ``u16 length ‖ u32 counter ‖ sealed``; the counter of each direction begins with 1
+and grows by 1 a record. After 2^22 records an AES key is replaced by the next one (:ref:`spec-ciphers`).
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _HEAD: Final = Struct(">HI")  # length and counter
 _HEAD_BYTES: Final = LENGTH_BYTES + COUNTER_BYTES
 #: The last counter ever used. A base peer wraps to 0 at 2^32 and would use nonces twice: stop well before.
 COUNTER_LIMIT: Final = 2**32 - 2**16
-#: From here on a client makes its connection anew at the first moment no transport is open on it.
+#: From here on a client replaces its connection as soon as no transport is open on it.
 COUNTER_SOFT_LIMIT: Final = 2**31
 
 
 class RecordLayer:
     """Opens and seals the records of one connection.
 
-    Holds at most one incomplete packet (65,537 bytes) of what was received. ``aes_records`` is for tests: both sides have
-    to have the same.
+    Of the received bytes it keeps at most one incomplete packet (65,537 bytes). ``aes_records`` is for tests, and must be the
+    same on both sides.
     """
 
     __slots__ = (
@@ -56,7 +56,7 @@ class RecordLayer:
         self._cipher = cipher
         self._encrypt, _ = pair(send_key, cipher)
         self._receiver, self._decrypt = pair(receive_key, cipher)
-        # The counters up to which the keys in use go: those of ChaCha20-Poly1305 up to the end.
+        # The last counters for the keys in use. A ChaCha20-Poly1305 key lasts to the end.
         self._key_records = aes_records if cipher is Cipher.AES else COUNTER_LIMIT
         self._sending_until = self._receiving_until = self._key_records
         self._sent = 0
@@ -65,19 +65,19 @@ class RecordLayer:
 
     @property
     def near_exhaustion(self) -> bool:
-        """Whether a counter is so far on that the connection should be made anew when that does no harm."""
+        """Whether a counter is so high that the connection should be replaced when that does no harm."""
         return self._sent >= COUNTER_SOFT_LIMIT or self._received >= COUNTER_SOFT_LIMIT
 
     @property
     def held_bytes(self) -> int:
-        """What was received of a packet that is not complete."""
+        """Received bytes of a packet that is not complete."""
         return len(self._buffer)
 
     def open(self, data: bytes | memoryview) -> list[bytes]:
-        """The plaintexts of all whole records in what has been received so far. Keeps nothing of ``data`` but copies.
+        """The plaintexts of all whole records received so far. Keeps copies, but no reference to ``data``.
 
         Raises ``RemoteProtocolError`` for a record that is too short, out of order, repeated, or does not open;
-        the connection is then to be dropped.
+        the connection must then be dropped.
         """
         if not data:
             return []
@@ -85,7 +85,7 @@ class RecordLayer:
             length = begun[:LENGTH_BYTES] + data[: LENGTH_BYTES - 1]
             missing = LENGTH_BYTES + (length[0] << 8 | length[1]) - len(begun)
             if missing < len(data):
-                # Only this packet is put together, and the rest, which may be four times as long, is opened where it lies.
+                # Only this packet is joined. The rest, which may be four times as long, is opened in place.
                 self._buffer = b""
                 return self.open(begun + data[:missing]) + self.open(memoryview(data)[missing:])
             data = begun + data
@@ -123,7 +123,7 @@ class RecordLayer:
         return plaintexts
 
     def seal(self, plaintext: bytes, limit: int = RECORD_PLAINTEXT_LIMIT_BYTES) -> bytes:
-        """``plaintext`` in records of up to ``limit`` bytes, as few as hold it; record borders mean nothing to a reader.
+        """``plaintext`` in as few records of up to ``limit`` bytes as possible; record borders mean nothing to a reader.
 
         Raises ``NonceExhausted`` when the counter is used up.
         """
@@ -152,7 +152,7 @@ class RecordLayer:
         self._sending_until = min(self._sending_until + self._key_records, COUNTER_LIMIT)
 
     def _follow_key(self, counter: int) -> Aead:
-        """What opens records from ``counter`` on, as the peer has changed its key."""
+        """Follow the peer's change of key at ``counter``; gives what opens records from there on."""
         if counter > COUNTER_LIMIT:
             raise RemoteProtocolError("record", "out of sequence")
         self._receiver, self._decrypt = pair(next_key(self._receiver), self._cipher)

@@ -1,6 +1,6 @@
 """When the sealed streams of a connection get new keys because time has passed. Pure.
 
-:ref:`spec-rekeying`. The other reason, the number of frames, is looked after by the stream itself.
+:ref:`spec-rekeying`. The other reason is the number of frames; the stream itself counts them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A peer's attempts to resume one transport, at the end that is found: which may begin, and which one counts.
+"""A peer's attempts to resume one transport, at the end that does not search: which may begin, and which one counts.
 
 Pure. :ref:`spec-resume-attempts`.
 """
@@ -13,9 +13,9 @@ from dmsg.sansio.rate import TokenBucket
 class ResumeAttempts:
     """The attempts to move one transport to another path, each of which takes a token of ``rate``.
 
-    The token is taken for an attempt that was proved, not for its REQUEST: a relay can replay a REQUEST, and
-    must not use up what the transport needs to move to an honest one. An attempt may begin only while there is a token
-    for it and for each of those that wait for their proof. At most one attempt waits for each relay.
+    The token is taken for a proved attempt, not for its REQUEST: a relay can replay a REQUEST, and must not use up the tokens
+    that the transport needs to move to an honest relay. An attempt may begin only while there is a token for it and for each
+    attempt that waits for its proof. At most one attempt waits for each relay.
     """
 
     __slots__ = ("_began", "_current", "_rate", "_taken", "_told_bytes", "_waiting")
@@ -34,15 +34,15 @@ class ResumeAttempts:
         return self._rate.wait_s(now, 1 + others) == 0
 
     def tell_bytes(self) -> int:
-        """How many bytes to tell the peer that we have: never less than was told in an earlier attempt.
+        """How many bytes to tell the peer that we have: never fewer than in an earlier attempt.
 
-        Its answer to that one may have been lost on the way, and then the peer counts what it was told as acknowledged.
+        The peer counts what it was told as acknowledged, even if its answer to that attempt was lost on the way.
         """
         self._told_bytes = max(self._told_bytes, self._current.resume_bytes)
         return self._told_bytes
 
     def begin(self, server: PublicKey, stream: Stream) -> tuple[int, Stream | None]:
-        """``stream`` waits for its proof: gives its number, and the one that waited for the same relay, to be closed."""
+        """Let ``stream`` wait for its proof. Gives its number, and an older stream over the same relay, to be closed."""
         displaced = self._waiting.pop(server, None)
         self._began += 1
         self._waiting[server] = stream

@@ -45,7 +45,7 @@ class SealedFrames:
         return marker + HEADER.pack(kind, self._stream_id, len(payload)), payload
 
     def open(self, kind: int, payload: bytes | memoryview) -> bytes:
-        """What the next frame holds, a FWD or an ACK. Raises ``StreamFault``; nothing opens any more then."""
+        """The content of the next frame, a FWD or an ACK. Raises ``StreamFault``; after that no frame opens any more."""
         try:
             return self._receiver.open(_ASSOCIATED[kind], payload)
         except (CryptoError, NonceExhausted):

@@ -1,8 +1,8 @@
 """A sealed stream (:ref:`spec-sealed-frames`, :ref:`spec-sealed-acks`).
 
 FWD and ACK are sealed under one counter for each direction; acknowledgements are cumulative and carry a rolling hash of
-the tags received; the end of the stream is a FWD without data. What is sent and not acknowledged is kept, so that it
-can be sent again on another path (:ref:`spec-resume-offsets`).
+the tags received; the end of the stream is a FWD without data. Data that is not acknowledged is kept, so that another path
+can send it again (:ref:`spec-resume-offsets`).
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from dmsg.mux.core.wire import (
 )
 
 HASH_BYTES: Final = 4
-#: More would make a sequence ambiguous.
+#: With more outstanding frames a sequence would be ambiguous.
 OUTSTANDING_LIMIT: Final = 32_767
 #: "Nothing yet": what an ACK acknowledges before the first FWD.
 NOTHING_YET: Final = 0xFFFF
-#: An ACK for more data than this waits for none to go along with: it may be part of a transfer, whose frames are longer.
+#: An ACK for more bytes than this does not wait for outgoing data: the bytes may be part of a transfer, which has long frames.
 HELD_ACK_BYTES: Final = 1024
 _ACK_BYTES: Final = SEQUENCE_BYTES + HASH_BYTES
-#: With its note, behind which there may be what a FWD has.
+#: The same with its note; the content of a FWD may follow the note.
 _NOTED_ACK_BYTES: Final = _ACK_BYTES + 1
 _NO_NOTE: Final = b"\0"
-#: Behind the hash of an ACK: the receiver's application had closed and did not take everything.
+#: The note of an ACK, after its hash: the receiver's application had closed and did not take everything.
 _DROPPED: Final = 0x01
-#: What a frame takes of the window besides its data, so that no more than a window ever waits at the relay, however
-#: small the writes are: above that the relay takes the sender for one that heeds no window, and ends the transport.
+#: What a frame takes of the window besides its data. So even small writes never fill the relay's queue with more than a
+#: window: above that, the relay takes the sender for one that ignores its window, and ends the transport.
 _FRAME_COST_BYTES: Final = FWD_OVERHEAD_BYTES + TAG_BYTES
 
 
@@ -102,23 +102,23 @@ class SealedStream(Stream):
         path: PathWindow | None = None,
         buffers: Buffers | None = None,
     ) -> None:
-        """Stand for ``base``, in the state it is in.
+        """Replace ``base``, in the same state.
 
-        What it has under way is limited by its own window, which may grow to ``largest_window_bytes`` as far as ``buffers``
-        go, and by what ``path`` has room for.
+        Data under way is limited by the stream's own window, which may grow to ``largest_window_bytes`` while ``buffers`` have
+        room, and by the room on ``path``.
         """
         super().__init__(base.id, base.remote, base.request, initiator=base.initiator, state=base.state)
         self.owner = base.owner
         self.token = keys.token
         self._attempts: ResumeAttempts | None = None  # while it waits for the proof that lets it take a transport over
         self._attempt = 0
-        self.is_late = False  # proved behind a later attempt: what comes on it is dropped
-        self._told_bytes = 0  # what the peer was told that we have when this path was made
+        self.is_late = False  # proved after a later attempt: data that comes on it is dropped
+        self._told_bytes = 0  # how much we claimed to have received when this path was made
         self._begun_at_bytes = -1  # what had been received when this path took over; -1 before
-        self._sent_before_bytes = 0  # how far the stream was sent on earlier paths; it may have to be sent again
+        self._sent_before_bytes = 0  # how far earlier paths have sent; some of it may have to be sent again
         self._acknowledged_bytes = 0  # how much of the peer's stream our last ACK stood for
         self.resumes = False  # whether it is another path, offered by the peer, that the transport has not moved to yet
-        self.skip_bytes = 0  # sent again by the peer although we have it: dropped, but hashed and acknowledged
+        self.skip_bytes = 0  # sent again by the peer although we have them: dropped, but hashed and acknowledged
         self.frames = SealedFrames(base.id, keys.send_key, keys.receive_key, rekey_after_frames, keys.cipher)
         self._send_hash = keys.send_hash
         self._receive_hash = keys.receive_hash
@@ -129,7 +129,7 @@ class SealedStream(Stream):
         self._acked_sequence = NOTHING_YET
         self._acked_hash = keys.send_hash[:HASH_BYTES]
         self._path = path
-        # sequence, data, rolling hash behind it, when it was sent
+        # sequence, data, rolling hash after it, when it was sent
         self._outstanding: deque[tuple[int, bytes, bytes, Stamp | None]] = deque()
         self._outstanding_bytes = 0
         self._unread = 0
@@ -139,7 +139,7 @@ class SealedStream(Stream):
     # --- sending ---------------------------------------------------------------------------------------------------
 
     def room_bytes(self) -> int:
-        """What the windows have room for, if there is data; or 1 for the end of the stream."""
+        """How many bytes the windows have room for, if there is data; or 1 for the end of the stream."""
         frames, path = len(self._outstanding), self._path
         if frames >= OUTSTANDING_LIMIT:
             return 0
@@ -172,7 +172,7 @@ class SealedStream(Stream):
         return CloseReason.NORMAL if self._end_acked and self.end_received else None
 
     def drop(self) -> None:
-        """Data that came is not given to the application: every ACK says so from now on (:ref:`spec-clean-ends`)."""
+        """Received data is dropped: every ACK says so from now on (:ref:`spec-clean-ends`)."""
         if not self.dropped:
             self.dropped = self.ack_due = True
 
@@ -188,11 +188,11 @@ class SealedStream(Stream):
 
     @property
     def record_bytes(self) -> int:
-        """A frame of its path; see :attr:`Stream.record_bytes`."""
+        """The frame size of its path; see :attr:`Stream.record_bytes`."""
         return RECORD_PLAINTEXT_LIMIT_BYTES if self._path is None else self._path.frame_bytes
 
     def wait(self) -> None:
-        """Data waits; if it is for the path, an acknowledgement of another stream lets it go on, too."""
+        """Data waits. If it waits for room on the path, an acknowledgement of another stream can make that, too."""
         if self._path is not None and self.pending.size:
             self._path.wait(self)
 
@@ -201,9 +201,9 @@ class SealedStream(Stream):
         return () if self._path is None else cast("Sequence[Stream]", self._path.take_waiting())
 
     def next_fwd(self, limit_bytes: int, room_bytes: int = 0) -> tuple[bytes, bytes]:
-        """The next FWD as (header, sealed payload); data as the window allows, else the end of the stream.
+        """The next FWD as (header, sealed payload): as much data as the window allows, or the end of the stream.
 
-        An ACK that is due takes the data along in its own frame.
+        If an ACK is due, one frame carries both the ACK and the data.
         """
         path = self._path
         if path is not None and path.frame_bytes < limit_bytes:
@@ -229,7 +229,7 @@ class SealedStream(Stream):
         return header, sealed
 
     def receive_ack(self, payload: bytes) -> bytes:
-        """Take a sealed cumulative ACK, whose rolling hash must be ours, and what came with it (:ref:`spec-sealed-acks`)."""
+        """Take a sealed cumulative ACK, whose rolling hash must be ours, and its data, if any (:ref:`spec-sealed-acks`)."""
         inner = self._open(ACK, payload)
         if not inner:
             self.frames.follow_marker()
@@ -281,11 +281,11 @@ class SealedStream(Stream):
         return min(again, self.pending.size) if again > 0 else 0
 
     def _hold(self) -> None:
-        """Count what is kept: sent or to be sent again, and received."""
+        """Count the bytes in memory: sent or to be sent again, and received."""
         self._window.hold(self._outstanding_bytes + self.again_bytes + self._unread)
 
     def _receive_note(self, note: bytes) -> None:
-        """What an ACK says behind its hash, in one byte: that data was dropped, or how large our window may be."""
+        """The note after the hash of an ACK, in one byte: that data was dropped, or how large our window may be."""
         if len(note) != 1:
             raise StreamFault(CloseReason.MALFORMED)
         if note[0] == _DROPPED:
@@ -322,7 +322,7 @@ class SealedStream(Stream):
         self.received_bytes += len(data)
         self._unread += len(data)
         if self._unread <= self._ack_limit_bytes or self.end_received:
-            self.ack_due = not self.resumes  # else it is not known yet whether the application will get it
+            self.ack_due = not self.resumes  # while it resumes, the application may never get the data
         else:
             self._withhold()
         return data
@@ -334,7 +334,7 @@ class SealedStream(Stream):
         received_bytes = self.received_bytes - self.skip_bytes
         step = AckStep(self._received_sequence, self._receive_hash[:HASH_BYTES], received_bytes)
         self._withheld.withhold(step, self._acknowledged_bytes)
-        # also takes back what an earlier FWD of the same read was promised, when less was unread
+        # also takes back the ACK that an earlier FWD of the same read made due, when less was unread
         self.ack_due = self._withheld.due(self.received_bytes - self._unread)
         self._hold()
 
@@ -357,13 +357,13 @@ class SealedStream(Stream):
     def overfull(self, limit_bytes: int) -> bool:
         """Whether more has come than an honest peer would send to an end that does not read.
 
-        A peer that was told a large window may have used it; but when the buffers of all are full, it had to stop before.
+        A peer that was told a large window may have used all of it, unless the shared buffers are full.
         """
         return self._unread > limit_bytes and self._window.overfull(self._unread, self._ack_limit_bytes)
 
     @property
     def ack_may_wait(self) -> bool:
-        """See :attr:`Stream.ack_may_wait`: so it is with little data, while there may be an answer and the windows have room."""
+        """See :attr:`Stream.ack_may_wait`. It is true for little data, while an answer may come and the windows have room."""
         little = self.received_bytes - self.skip_bytes - self._acknowledged_bytes <= HELD_ACK_BYTES
         quiet = little and not self.pending.size and not self.dropped and self._withheld is None
         return quiet and self.state is StreamState.OPEN and not self._end_wanted and not self.end_received
@@ -437,9 +437,9 @@ class SealedStream(Stream):
 
     @property
     def resume_bytes(self) -> int:
-        """What was received; while acknowledgements are withheld, no more than they stood for.
+        """The bytes received; while ACKs are withheld, only the bytes acknowledged.
 
-        What the application has not read goes on filling the peer's window, however many paths there are.
+        So data that the application has not read keeps filling the peer's window, however many paths there are.
         """
         return self._acknowledged_bytes if self._unread > self._ack_limit_bytes else self.received_bytes
 
@@ -456,8 +456,8 @@ class SealedStream(Stream):
     def await_turn(self, attempts: ResumeAttempts, server: PublicKey, told_bytes: int) -> Stream | None:
         """Take over from the transport's path as soon as the initiator proves itself.
 
-        That has to be done here: the first data may come in the same read as the proof. Gives the path that waited for
-        the proof over the same ``server``; the caller closes it.
+        That has to be done here: the first data may come in the same read as the proof. Gives an older path that still waited
+        for its proof over the same ``server``; the caller closes it.
         """
         self.resumes = True
         self._attempts = attempts
@@ -484,7 +484,7 @@ class SealedStream(Stream):
         if not self.was_cut:
             backlog.send_again(self.pending, earlier.pending, peer_received_bytes - earlier.acked_bytes)
         self.sent_bytes = self.acked_bytes = peer_received_bytes
-        # what came on the old path behind the proof, in the same read, was dropped and will come again
+        # data that came on the old path after the proof, in the same read, was dropped and will come again
         self._unread += backlog.unread_bytes - (earlier.received_bytes - self._begun_at_bytes)
         self.resumes = False
         if self._received_sequence != NOTHING_YET:  # data came with the proof, in the same read

@@ -6,11 +6,11 @@ from typing import Final
 
 from dmsg.mux.core.buffers import Buffers
 
-#: A receiver tells a window as a power of two: 1 to 32 MiB.
+#: A receiver announces a window as a power of two: 1 to 32 MiB.
 POWERS: Final = range(20, 26)
 _LEAST_TOLD_BYTES: Final = 1 << POWERS[0]
 _MOST_TOLD_BYTES: Final = 1 << POWERS[-1]
-#: A window may be so many times what went through it before, so that it can be four times as large after each round trip.
+#: A window may be so many times what it has carried so far, so that it can be four times as large after each round trip.
 _GROWTH: Final = 8
 
 
@@ -34,7 +34,7 @@ class SealedWindow:
     def __init__(self, least_bytes: int, most_bytes: int, buffers: Buffers) -> None:
         #: What may be sent and not acknowledged.
         self.bytes = least_bytes
-        #: The peer's, as it was told last; and the largest it was told, 0 if it was told none.
+        #: The peer's window as announced last; and the largest one announced, 0 if none was.
         self.given_bytes = least_bytes
         self.most_given_bytes = 0
         #: What is not counted in the buffers, because each stream may hold it in any case.
@@ -61,9 +61,9 @@ class SealedWindow:
             self.bytes = max(self.least_bytes, buffers.share_bytes)
 
     def give(self, taken_bytes: int) -> int:
-        """The power of two to tell the peer; 0 if it knows already.
+        """The power of two to announce to the peer; 0 if it knows already.
 
-        The application took ``taken_bytes`` of what came on this path. The relay counts no more than these, either.
+        The application took ``taken_bytes`` of the data that came on this path. The relay counts no more than these, either.
         """
         least = self.least_bytes
         if self.given_bytes == self._most_bytes <= self._buffers.share_bytes:
@@ -77,5 +77,5 @@ class SealedWindow:
         return max(POWERS[0], window.bit_length() - 1)
 
     def overfull(self, unread_bytes: int, slack_bytes: int) -> bool:
-        """Whether a peer has sent more than it was ever told that it may, or more than there is room for with all others."""
+        """Whether a peer has sent more than the largest window it was told, or the shared buffers are full."""
         return self._buffers.full or unread_bytes > self.most_given_bytes + slack_bytes

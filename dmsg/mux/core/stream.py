@@ -1,7 +1,7 @@
 """The state of one transport at one of its ends: offsets and credits, not a socket.
 
 :ref:`spec-stream-states`. A stream is pure bookkeeping; :class:`~dmsg.mux.core.connection.Connection` moves its frames.
-What both kinds have is here; :class:`~dmsg.mux.core.plain_stream.PlainStream` speaks the base protocol,
+Here is the common part; :class:`~dmsg.mux.core.plain_stream.PlainStream` speaks the base protocol,
 :class:`~dmsg.mux.core.sealed_stream.SealedStream` the sealed one.
 """
 
@@ -30,18 +30,18 @@ class ConnectionState(Enum):
 class StreamState(Enum):
     """Where a stream is in its life."""
 
-    __hash__ = object.__hash__  # each member is one object, and the hash of Enum is a call into Python
+    __hash__ = object.__hash__  # identity is enough, and the hash of Enum is a function in Python
 
     REQUESTED = "requested"  # our REQUEST is out
     OFFERED = "offered"  # the peer's REQUEST waits for our decision
     UPGRADING = "upgrading"  # accepted in the clear; the first FWD must carry the end-to-end handshake
     CONFIRMING = "confirming"  # sealed, and the initiator has not proved itself yet
     OPEN = "open"
-    CLOSING = "closing"  # our application is done; what it wrote is still on its way
+    CLOSING = "closing"  # our application has closed; what it wrote is still on its way
     CLOSED = "closed"
 
 
-#: From each state, where it may go; the state diagram in the documentation is drawn from this.
+#: The states that may follow each state; the state diagram in the documentation is drawn from this.
 TRANSITIONS: dict[StreamState, frozenset[StreamState]] = {
     StreamState.REQUESTED: frozenset({StreamState.UPGRADING, StreamState.OPEN, StreamState.CLOSED}),
     StreamState.OFFERED: frozenset(
@@ -67,9 +67,9 @@ class StreamFault(Exception):
 
 
 class StreamOwner:
-    """What stands behind a stream, which the core never calls: a Twisted transport for example.
+    """The owner of a stream, for example a Twisted transport. The core never calls it.
 
-    Each method tells a fact; by default it is ignored.
+    Each method reports a fact; by default the fact is ignored.
     """
 
     def deliver(self, data: bytes) -> None:
@@ -82,13 +82,13 @@ class StreamOwner:
         """
 
     def lost(self, error: DmsgError, code: int) -> None:
-        """What carried the stream is gone."""
+        """The connection that carried the stream is gone."""
 
     def opened(self, stream: Stream, resume: Resume | None) -> None:
-        """What was asked for is open; see :class:`~dmsg.mux.core.events.StreamOpened`."""
+        """The requested stream is open; see :class:`~dmsg.mux.core.events.StreamOpened`."""
 
     def upgraded(self) -> None:
-        """The peer's handshake message came behind our ACCEPT."""
+        """The peer's handshake message came after our ACCEPT."""
 
     def confirmed(self) -> None:
         """The peer has proved itself."""
@@ -114,24 +114,24 @@ UNOWNED: Final = StreamOwner()
 class Backlog:
     """What a path leaves to the next one of its transport (:ref:`spec-resume-offsets`)."""
 
-    #: Sent and not acknowledged, as it was framed; the offset of its first byte is that of the last byte acknowledged.
+    #: The data of each frame sent and not acknowledged. It begins at the offset up to which the peer has acknowledged.
     unacknowledged: list[bytes]
-    #: How far the stream was sent on this path and on those before it; some of that may be pending again.
+    #: The offset up to which data was sent on this path and on earlier ones; some of it may be pending again.
     sent_bytes: int
     unread_bytes: int
-    #: The largest window that the peer was told; 0 if it is the one that each stream has.
+    #: The largest window that was announced to the peer; 0 if none was.
     given_bytes: int
     end_wanted: bool
 
     def send_again(self, pending: ByteQueue, not_sent: ByteQueue, skip: int) -> None:
-        """Put what was not acknowledged and what was ``not_sent`` into ``pending``, but for the first ``skip`` bytes."""
+        """Append to ``pending`` what was not acknowledged, then what was ``not_sent``, without the first ``skip`` bytes."""
         for data in self.unacknowledged:
             if skip >= len(data):
                 skip -= len(data)
             else:
                 pending.append(data[skip:])
                 skip = 0
-        while skip:  # sent on a path before that one, and not yet again
+        while skip:  # the peer has these from an even earlier path; they waited to be sent again
             skip -= len(not_sent.take(skip))
         while not_sent:
             pending.append(not_sent.take(1 << 20))
@@ -167,7 +167,7 @@ class Stream(ABC):
 
     #: ``"e2e"``, or ``"hop"``: encrypted on the way to the relay and from it.
     security: ClassVar[str]
-    #: Whether its transport can go on over another path, and whether a CLOSE may be the relay's alone.
+    #: Whether its transport can go on over another path; then a CLOSE may come from the relay alone.
     resumable: ClassVar[bool]
     #: Whether each direction has an end of its own.
     half_closes: ClassVar[bool]
@@ -175,10 +175,10 @@ class Stream(ABC):
     def __init__(
         self, stream_id: int, remote: PublicKey, request: bytes, *, initiator: bool, state: StreamState | None = None
     ) -> None:
-        """Begin in ``state``: requested or offered, unless it stands for a stream that is further on."""
+        """Begin in ``state``: requested or offered, unless it replaces a stream that is further on."""
         self.id = stream_id
         self.remote = remote
-        self.request = request  # as it was sent or came; its first 66 bytes stand in ACCEPT again
+        self.request = request  # as sent or received; ACCEPT repeats its first 66 bytes
         self.initiator = initiator
         self.state = state or (StreamState.REQUESTED if initiator else StreamState.OFFERED)
         self.owner: StreamOwner = UNOWNED
@@ -188,11 +188,11 @@ class Stream(ABC):
         self.blocked = False  # whether its writer was told to pause
         self.ack_due = False  # whether it stands in the connection's list of streams with something to acknowledge
         self.end_received = False  # whether the peer said, provably, that nothing more comes
-        self.ended_before = False  # whether it said so on an earlier path: then it says it again, and sends nothing new
+        self.ended_before = False  # whether it said so on an earlier path: then it repeats that, and sends nothing new
         self.sent_bytes = self.acked_bytes = self.received_bytes = 0
         self.cut_bytes = 0  # written and not acknowledged when it ended
-        self.dropped = False  # whether data came that our application, which has closed, did not take
-        self.was_cut = False  # whether the peer said the same of its application and our data
+        self.dropped = False  # whether data was dropped because our application had closed
+        self.was_cut = False  # whether the peer said that it dropped our data for the same reason
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id} {self.state.value} with {self.remote}>"
@@ -246,7 +246,7 @@ class Stream(ABC):
 
     @property
     def record_bytes(self) -> int:
-        """The most of a record with data of this stream: on a slow path, others would wait until the whole of it is there."""
+        """The size limit of records with data of this stream: on a slow path, other streams would wait for a long record."""
         return RECORD_PLAINTEXT_LIMIT_BYTES
 
     def wait(self) -> None:
@@ -263,7 +263,7 @@ class Stream(ABC):
 
     @property
     def again_bytes(self) -> int:
-        """What was sent on an earlier path and waits to be sent again; the writer is not to blame for it."""
+        """Bytes sent on an earlier path that wait to be sent again; they do not count against the writer."""
         return 0
 
     # --- receiving -------------------------------------------------------------------------------------------------
@@ -286,7 +286,7 @@ class Stream(ABC):
 
     @abstractmethod
     def drop(self) -> None:
-        """Data that came is not given to the application, because it has closed the stream."""
+        """Received data is dropped, because the application has closed the stream."""
 
     @abstractmethod
     def overfull(self, limit_bytes: int) -> bool:
@@ -319,14 +319,14 @@ class Stream(ABC):
     def let_go(self, unread_bytes: int = 0) -> None:
         """The transport is over, or goes on elsewhere: keep nothing but the counts.
 
-        ``unread_bytes`` of what came still wait for the application; it is called again when they do not.
+        ``unread_bytes`` received bytes still wait for the application; this is called again when they do not.
         """
 
     # --- another path ----------------------------------------------------------------------------------------------
 
     @property
     def resume_bytes(self) -> int:
-        """How much to tell the peer that we have when another path is made (:ref:`spec-resume-offsets`)."""
+        """How many bytes to claim as received when another path is made (:ref:`spec-resume-offsets`)."""
         return self.received_bytes
 
     def backlog(self) -> Backlog:
@@ -336,9 +336,9 @@ class Stream(ABC):
     def go_on_from(self, earlier: Stream, peer_received_bytes: int, told_bytes: int) -> None:
         """Take over what ``earlier`` carried; ``earlier`` keeps nothing but its counts.
 
-        The peer has ``peer_received_bytes`` of what was sent; we told it that we had ``told_bytes``, and may have got
-        more on the old path since. Raises ``StreamFault`` when the peer claims what cannot be, and
-        ``LocalProtocolError`` unless :attr:`resumable`.
+        The peer has received ``peer_received_bytes``. We told it that we had ``told_bytes``, and may have received more on
+        the old path since. Raises ``StreamFault`` when the peer's claim is impossible, and ``LocalProtocolError`` unless
+        :attr:`resumable`.
         """
         raise LocalProtocolError(f"{self!r} cannot go on from another path")
 

@@ -1,4 +1,4 @@
-"""Flow control of a stream: what may still be sent, when what came is acknowledged (:ref:`spec-data`)."""
+"""Flow control of a stream: how much may be sent, and when received data is acknowledged (:ref:`spec-data`)."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class SendWindow:
 class AckGate:
     """When a base receiver acknowledges (:ref:`spec-plain-acks`).
 
-    At once while no more than 65,535 delivered bytes are unread, the arriving ones included; else once reading has
-    brought them *below* 65,535, and then everything that was held, in order.
+    At once while at most 65,535 delivered bytes are unread, including the arriving ones. Otherwise it holds the ACK until
+    reading has brought them *below* 65,535, and then sends all held ACKs in order.
     """
 
     THRESHOLD_BYTES: Final = 65_535
@@ -58,7 +58,7 @@ class AckGate:
 
     def __init__(self) -> None:
         self.unread_bytes = 0
-        #: Sequences that are not acknowledged yet; more than ``OUTSTANDING_LIMIT`` no honest sender lets it become.
+        #: Sequences that are not acknowledged yet; an honest sender keeps them at ``OUTSTANDING_LIMIT`` or fewer.
         self.held: list[int] = []
 
     def arrived(self, sequence: int, size: int) -> bool:
