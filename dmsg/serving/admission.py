@@ -22,11 +22,11 @@ from dmsg.serving.limits import AdmissionLimits
 #: The part of all places that one network may hold with idle clients before the relay calls the others free: some 150
 #: of 10,000, more than an honest /24 has that only listens.
 _FAIR_SHARE: Final = 1 / 64
-#: So many quiet clients count as one that is fresh. A client that has carried a transport then stays when unused
-#: connections from a few networks take all places, and thousands of quiet ones still make room for clients that listen.
+#: So many quiet clients count as one fresh client. So a client that has carried a transport stays when unused connections
+#: from a few networks take all places, and thousands of quiet clients still make room for clients that listen.
 _QUIET_PARTS: Final = 4
-#: Idle connections drawn at random, of which the youngest ends. A connection that is older than three quarters of its
-#: group is chosen with a probability of 0.4 %, and newcomers of one group do not end only each other.
+#: Of so many idle connections, drawn at random, the youngest ends. So a connection that is older than three quarters of its
+#: group ends with a probability of 0.4 %, and newcomers of one group do not end only each other.
 _DRAWN: Final = 4
 
 
@@ -38,7 +38,7 @@ class Origin:
     network: str
 
     @staticmethod
-    @lru_cache(maxsize=1_024)  # a fifth of what it costs to turn a connection away
+    @lru_cache(maxsize=1_024)  # without a cache, this is a fifth of the cost of turning a connection away
     def of(host: str) -> Origin:
         """The groups of ``host``, the text of an IP address (or anything else, which counts as one group)."""
         return Origin(address_group(host), network_group(host))
@@ -84,7 +84,7 @@ class Crowd(Generic[H]):
         holders.append(holder)
 
     def discard(self, holder: H) -> bool:
-        """Remove a holder; gives whether it was one."""
+        """Remove a holder; ``False`` if it was none."""
         place = self._places.pop(holder, None)
         if place is None:
             return False
@@ -137,10 +137,10 @@ def _number(holder: Holder) -> int:
 
 
 class Admission(Generic[H]):
-    """The places of strangers, which shake hands, and of clients, which were admitted.
+    """The places of strangers, whose handshake goes on, and of clients, which were admitted.
 
-    An admitted client is *fresh* until it has carried a transport or was found with a request, and *quiet* when the last of
-    those is over.
+    An admitted client is *fresh* until it has carried a transport or was found with a request. It is *quiet* once the last
+    of its transports and requests is over.
     """
 
     def __init__(self, limits: AdmissionLimits, *, random: Random = os.urandom) -> None:
@@ -149,16 +149,16 @@ class Admission(Generic[H]):
         self.strangers: Crowd[H] = Crowd()
         self.admitted: Crowd[H] = Crowd()
         self._fresh: Crowd[H] = Crowd()
-        # May hold clients that carry a transport again: taking them out at once would cost every transport time.
+        # May hold clients that carry a transport again: removing them at once would cost time for every transport.
         self._quiet: Crowd[H] = Crowd()
 
     # --- strangers -------------------------------------------------------------------------------------------------
 
     def arrived(self, stranger: H) -> tuple[H, str] | None:
-        """Give ``stranger`` a place. Gives the stranger that has to end for it and the limit, or ``None``.
+        """Admit ``stranger`` to a place. Gives the stranger that has to end for it and the limit, or ``None``.
 
-        It is the oldest of the address group, or at the limit of all strangers the oldest of the largest group. So idle
-        connections of a group replace each other, and a handshake that goes on is done before it is the oldest.
+        That is the oldest of the address group, or at the limit of all strangers the oldest of the largest group. So idle
+        connections of a group replace each other, and a handshake that makes progress is done before it is the oldest.
         """
         address = stranger.origin.address
         victim = None
@@ -180,11 +180,11 @@ class Admission(Generic[H]):
     def victim(self, origin: Origin) -> H | None:
         """The idle client to end for a newcomer from ``origin``. ``None`` when no place is needed, or no client is idle.
 
-        At the limit of an address group a fresh one of that group. At the limit of all one of the network that has the most
-        of them: a fresh one; or a quiet one, of which four count as much as one that is fresh, if that network holds
-        more than the newcomer's. A newcomer whose network holds four times as many clients as any has fresh ones gets the
-        place of a fresh one of its own network only. The victim may have a transport again, or a request: then call
-        :meth:`is_busy`, and this method again.
+        At the limit of an address group it is a fresh client of that group. At the limit of all clients it is one of the
+        network that has the most idle ones, where four quiet clients count as one fresh client: a fresh client; or a quiet
+        one, if that network has more of them than the newcomer's network has clients. If the newcomer's network has four times
+        as many clients as any network has fresh ones, the newcomer only gets the place of a fresh client of its own network.
+        The victim may have a transport again, or a request: then call :meth:`is_busy`, and this method again.
         """
         if self.is_full(origin):
             return self._fresh.drawn(origin.address, self._random) if self._fresh.count(origin.address) else None
@@ -196,7 +196,7 @@ class Admission(Generic[H]):
             return self._quiet.drawn(self._quiet.largest(), self._random)
         if fresh * _QUIET_PARTS > held:
             return self._fresh.drawn(self._fresh.largest(), self._random)
-        # A network that holds many, quiet or busy, would take the places of listeners that are alone in theirs.
+        # The newcomer's network has many clients, quiet or busy: it would take the places of listeners alone in theirs.
         if self._fresh.networks[origin.network]:
             return self._fresh.drawn(self._fresh.largest(origin.network), self._random)
         return None

@@ -1,4 +1,4 @@
-"""What the switch tells the service: facts for the event log and the metrics, none for each frame. Pure."""
+"""The events of the switch for the service: facts for the event log and the metrics, but none for each frame. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dmsg.serving.member import Leg, Member
 
 
 class Ending(IntEnum):
-    """Why a relay by itself ends or refuses a transport. The numbers are those that event logs have as codes."""
+    """Why a relay itself ends or refuses a transport. The numbers are the codes in event logs."""
 
     NORMAL = 0
     REFUSED = 1

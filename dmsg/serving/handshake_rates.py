@@ -12,10 +12,10 @@ from dmsg.sansio.rate import RateLimiterTable, TokenBucket
 from dmsg.serving.admission import Origin
 from dmsg.serving.limits import AdmissionLimits
 
-#: Connections a group may open for each handshake it may begin. One costs a relay a fifth of a first message.
+#: Connections a group may open for each handshake it may begin. A connection costs a relay a fifth of a first message.
 _CONNECTS_A_HANDSHAKE: Final = 4
-#: Groups that are remembered, in some 3 MB for each table. The address groups of one network share its bucket, and an
-#: attacker with more networks than this meets the limit of the relay first.
+#: Groups that are remembered; each table takes some 3 MB for that. The address groups of one network share its bucket, and
+#: an attacker with more networks than this reaches the limit of the relay first.
 _GROUPS: Final = 8_192
 
 
@@ -36,7 +36,7 @@ class HandshakeRates:
         self._network_connects = _table(*network, times=_CONNECTS_A_HANDSHAKE)
 
     def connects(self, origin: Origin, now: float) -> str:
-        """Count a TCP connection; gives the limit that refuses it, or ""."""
+        """Count a TCP connection; gives the name of the limit that refuses it, or ""."""
         if not self._address_connects.take(origin.address, now):
             return "connects_per_address"
         if not self._network_connects.take(origin.network, now):
@@ -44,9 +44,9 @@ class HandshakeRates:
         return ""
 
     def take(self, origin: Origin, now: float, *, kept: float = 0.0) -> str:
-        """Take a token of each bucket, or of none; gives the limit that is reached, or "".
+        """Take a token of each bucket, or of none; gives the name of the limit that is reached, or "".
 
-        ``kept`` is the part of each bucket that has to be left.
+        ``kept`` is the part of each bucket that must be left over.
         """
         buckets = (
             ("handshakes_per_address", self._addresses.bucket(origin.address, now)),

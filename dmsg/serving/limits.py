@@ -1,4 +1,4 @@
-"""The limits of a relay of any protocol: how much it takes of its clients, together and each. Pure."""
+"""The limits of a relay of any protocol: how much it accepts from its clients, from each and from all. Pure."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dmsg.sansio.rate import check_limits
 
 @dataclass(frozen=True, slots=True)
 class AdmissionLimits:
-    """What a relay takes of strangers, and how many clients it has. Each refusal is counted."""
+    """How much a relay accepts from strangers, and how many clients it has. Each refusal is counted."""
 
     #: A connection that is silent is dropped after the first, an unfinished handshake after the second.
     first_byte_timeout_s: float = 1.0
     handshake_timeout_s: float = 5.0
-    #: Unfinished handshakes in all, and of those from one address (IPv6: from one /64); above, the oldest of the largest
-    #: network, or of the address, is dropped.
+    #: Unfinished handshakes in all, and from one address (IPv6: from one /64); above that, the oldest of the largest network,
+    #: or of the address, is dropped.
     half_open: int = 512
     half_open_per_address: int = 64
     #: Handshakes of one address, of one network (/24, /48) and of all. A relay that gives cookies keeps half of each for
@@ -26,11 +26,11 @@ class AdmissionLimits:
     handshake_burst_per_network: int = 800
     handshakes_per_s: float = 1_000.0
     handshake_burst: int = 2_000
-    #: Clients in all, and of those from one address (IPv6: from one /64); above, one that is idle makes room, and without
-    #: any the newcomer is turned away.
+    #: Clients in all, and from one address (IPv6: from one /64); above that, an idle client makes room, and without an idle one
+    #: the newcomer is turned away.
     connections: int = 10_000
     connections_per_address: int = 1_000
-    #: How long a stopping relay lets what is under way go on.
+    #: How long a stopping relay lets open transports go on.
     drain_timeout_s: float = 10.0
 
     def __post_init__(self) -> None:
@@ -44,21 +44,21 @@ class ServingLimits(AdmissionLimits):
 
     #: Open and requested transports of one connection; more are refused as busy. Half of them are kept for its own dials.
     transports_per_connection: int = 1_024
-    #: When all places of a connection for transports that others open are taken, a newcomer whose address group, or within
-    #: the largest group whose key, has fewer than this gets one from the source that has the most; others are busy.
+    #: When all places of a connection for transports that others open are taken, a newcomer gets one from the source that has
+    #: the most, if the newcomer's address group, or within the largest group its key, has fewer than this; others are busy.
     transports_per_source: int = 64
     transports_per_pair: int = 64
-    #: Requests towards one connection that it has not answered. They take no places; with more, the same rule holds.
+    #: Requests towards one connection that it has not answered. They take no places; above that, the same rule holds.
     unanswered_per_target: int = 256
     #: Requests of one connection, and how many may be unanswered at once; more are refused as rate_limited.
     requests_per_s: float = 200.0
     request_burst: int = 500
     pending_requests: int = 64
-    #: Requests towards one connection, as many at once, of all that have no transport to it and that it has not accepted
-    #: lately; they share it by address groups. More are refused as rate_limited.
+    #: Requests towards one connection, each second and at once, of all that have no transport to it and that it has not
+    #: accepted lately; address groups share them. More are refused as rate_limited.
     stranger_requests_per_s: float = 100.0
     stranger_request_burst: int = 512
-    #: And of these those of one connection: what is unanswered may come at once.
+    #: The part of these that one connection may send; as many at once as may be unanswered.
     pair_requests_per_s: float = 10.0
     pair_request_burst: int = 64
     #: Requests towards one connection of all that it knows: more than two of them send at their own limit.
@@ -75,10 +75,10 @@ class ServingLimits(AdmissionLimits):
     queue_soft_bytes: int = 1024 * 1024
     queue_hard_bytes: int = 1280 * 1024
     slow_consumer_timeout_s: float = 10.0
-    #: A client whose network takes nothing at all of what waits for it loses the transports whose data that is.
+    #: A client whose network takes none of the waiting data for this long loses the transports that the data belongs to.
     queue_stall_timeout_s: float = 30.0
     #: Bytes waiting for one connection, and bytes of one connection waiting for others: above it the largest queues are
-    #: closed. A quarter of the next, so that no two connections can fill that.
+    #: closed. A quarter of the next limit, so that no two connections can fill that one.
     queued_per_connection_bytes: int = 64 * 1024 * 1024
     #: Bytes waiting in all: above it the largest queues are closed, by groups of addresses. As many bytes beside the queues may
     #: not have moved for 10 s: above it the connections with the most are dropped, in the same way.

@@ -1,4 +1,4 @@
-"""Which connections go first when together they hold more than there is room for.
+"""Which connections are dropped first when together they hold more than there is room for.
 
 Pure. Keys are free and addresses are not, so loads are summed by address group.
 """
@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 
 from dmsg.serving.member import M
 
-#: One part in this many of a limit is freed beyond the excess, so that not each frame causes a search.
+#: One part in this many of a limit is freed beyond the excess, so that not every frame causes a search.
 _FREED_SHARE: Final = 64
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ def enough(items: Iterable[T], load_of: Callable[[T], int], least: int) -> list[
 
 
 def largest_first(loads: Mapping[M, int]) -> Iterator[M]:
-    """The members with a load: each is the one with the most, in the group for which the most is left."""
+    """The members with a load. The next one is always the largest in the group that has the most left."""
     groups: dict[str, list[M]] = {}
     for member in sorted(loads, key=loads.__getitem__):
         groups.setdefault(member.group, []).append(member)
@@ -47,7 +47,7 @@ def largest_first(loads: Mapping[M, int]) -> Iterator[M]:
 
 
 def stale(members: Iterable[M], limit_bytes: int) -> list[M]:
-    """The members to drop so that the stale bytes of all (:meth:`Member.stale_bytes`) keep to the limit; mostly none."""
+    """The members to drop so that the stale bytes of all (:meth:`Member.stale_bytes`) stay within the limit; mostly none."""
     loads = {member: load for member in members if (load := member.stale_bytes())}
     held = sum(loads.values())
     if held <= limit_bytes:

@@ -20,7 +20,7 @@ from dmsg.serving.places import Places
 if TYPE_CHECKING:
     from typing import Self
 
-#: The rates of requests towards one client: of strangers, and of those it knows.
+#: The rates of requests towards one client: from strangers, and from clients it knows.
 Rates: TypeAlias = tuple[FairBucket[str], FairBucket[str]]
 #: Small frames that wait are joined to pieces of this size: each piece costs some 50 bytes of memory beside its content.
 _PIECE_BYTES: Final = 1_024
@@ -40,13 +40,13 @@ class LegState(IntEnum):
     CLOSED = 3  # its ids are free again
 
 
-#: From each state, where it may go; the state diagram in the documentation is drawn from this.
+#: The states that may follow each state; the state diagram in the documentation is drawn from this.
 TRANSITIONS: Final[dict[LegState, frozenset[LegState]]] = {
     LegState.REQUESTED: frozenset({LegState.OPEN, LegState.CLOSED}),
     LegState.OPEN: frozenset({LegState.CLOSED}),
     LegState.CLOSED: frozenset(),
 }
-# Each is an attribute of an enumeration, which takes a call in Python.
+# Looked up once: an attribute of an Enum class takes a call in Python.
 _REQUESTED: Final = LegState.REQUESTED
 _OPEN: Final = LegState.OPEN
 _CLOSED: Final = LegState.CLOSED
@@ -55,11 +55,11 @@ _CLOSED: Final = LegState.CLOSED
 class Leg(Generic[M]):
     """One side of a transport: its id at its own member, and where the frames of that client go.
 
-    ``id`` is in the frames that go to its client, and what the event log has. ``key`` finds the leg for a frame from
-    there, in ``member.legs``; where a transport has one id in both directions it is the same.
+    ``id`` is in the frames to the client, and in the event log. ``key`` finds the leg in ``member.legs`` for a frame from the
+    client; where a transport has one id in both directions, ``key`` equals ``id``.
 
-    ``target`` is the member of the *other* side, so that the hot path needs one look-up. The queue holds what waits to
-    be sent *to* this side.
+    ``target`` is the member of the *other* side, so that the hot path needs one look-up. The queue holds the data that waits
+    to be sent *to* this side.
     """
 
     __slots__ = (
@@ -92,11 +92,11 @@ class Leg(Generic[M]):
         self.state = _REQUESTED
         self.since = self.opened_at = 0.0
         self.bytes = 0  # received from this side
-        self.active_at = 0.0  # of the side that was asked: when bytes were last found to have passed, and how many
+        self.active_at = 0.0  # of the responding side: when new bytes were last found to have passed, and their total
         self.sampled_bytes = 0
         self.queue: deque[bytes] | None = None
         self.queued_bytes = self.queue_peak_bytes = 0
-        self.limited_at = 0  # how often its client's queues had been drained when the time limit of this one began
+        self.limited_at = 0  # how often its client's queues had been drained when the time limit of this queue began
 
     @property
     def open(self) -> bool:
@@ -120,7 +120,7 @@ class Leg(Generic[M]):
         asked.member.unanswered.add(self.member)
 
     def move(self, state: LegState) -> None:
-        """Go to ``state``; going where ``TRANSITIONS`` does not lead is a bug of ours."""
+        """Change to ``state``; a change that ``TRANSITIONS`` does not list is a bug of ours."""
         assert state in TRANSITIONS[self.state], (self.state, state)
         self.state = state
 
@@ -159,7 +159,7 @@ class Leg(Generic[M]):
 
 
 def _joined(pieces: list[bytes] | deque[bytes], frame: bytes) -> bool:
-    """Join ``frame`` to the last of ``pieces`` if that stays small; gives whether it did."""
+    """Join ``frame`` to the last of ``pieces`` if that stays small; ``True`` if so."""
     if len(pieces[-1]) + len(frame) > _PIECE_BYTES:
         return False
     pieces[-1] += frame
@@ -187,13 +187,13 @@ class Router(Protocol):
         """Take bytes that ``member`` received."""
 
     def drain(self, member: Any) -> None:
-        """Put a share of what waits for ``member`` into its output."""
+        """Move a share of the data that waits for ``member`` into its output."""
 
 
 class Member(Core, Generic[L]):
     """The core of one client's connection (a :class:`~dmsg.sansio.core.Core`).
 
-    ``direct`` tells that data may go straight to ``out``: the network takes it, and no data waits before it.
+    ``direct`` means that data may go straight to ``out``: the network takes it, and no data waits before it.
     """
 
     __slots__ = (
@@ -243,7 +243,7 @@ class Member(Core, Generic[L]):
         self.switch = switch
         self.remote = remote
         self.since = now
-        self.group = group or remote.raw.hex()  # what counts as its address; unknown, the key stands for it
+        self.group = group or remote.raw.hex()  # its address group; the key stands for an unknown one
         self.owner: Outlet | None = None  # the shell
         self.legs: dict[int, L] = {}
         self.dials = 0  # transports it opened, and requests of its own
@@ -265,9 +265,9 @@ class Member(Core, Generic[L]):
         self.took_at = now  # when it did so last, or began to have queues; as exact as the last read of the relay
         self.bytes_in = self.bytes_out = self.frames_in = self.frames_out = self.transports = 0
         self.single = 0  # pieces of ``out`` that are a whole frame; the others are halves of one
-        self.handed_bytes = 0  # what was given to the network last: while it takes nothing, some of that is still here
-        self.looked = -1, -1  # by :meth:`stale_bytes`: frames in, if one was unfinished; bytes out, if congested
-        self.window_bytes = 0  # what the window of a transport may be that it sends on, if it was told
+        self.handed_bytes = 0  # bytes given to the network last: while it takes nothing, some of them are still here
+        self.looked = -1, -1  # what stale_bytes() saw last: frames in, if one was unfinished; bytes out, if congested
+        self.window_bytes = 0  # the largest window it was told for the transports that it sends on; 0 if none
         self.requests = TokenBucket(limits.requests_per_s, limits.request_burst, now)
         self.strays = TokenBucket(limits.strays_per_s, limits.stray_burst, now)
 
@@ -278,7 +278,7 @@ class Member(Core, Generic[L]):
     # --- towards the network ---------------------------------------------------------------------------------------
 
     def send_control(self, frame: bytes) -> None:
-        """Send a frame that is not data, ahead of data that waits."""
+        """Send a frame that is not data. It goes ahead of data that waits."""
         self.control_bytes += len(frame)
         if self.congested and self.out and _joined(self.out, frame):
             self.frames_out += 1
@@ -295,19 +295,19 @@ class Member(Core, Generic[L]):
 
     @property
     def control_backlog_bytes(self) -> int:
-        """Bytes of frames that are not data and wait for a network that takes nothing."""
+        """Bytes of control frames that wait while the network takes nothing."""
         return self.control_bytes if self.congested else 0
 
     @property
     def unfinished_bytes(self) -> int:
-        """Bytes that came and are not a whole frame yet."""
+        """Received bytes that do not form a whole frame yet."""
         return len(self.tail)
 
     def stale_bytes(self) -> int:
-        """Bytes in memory that have not moved since this was asked before, queues aside.
+        """Bytes in memory that have not moved since the last call, without the queues.
 
-        What came of a frame that is not complete; and, if the network takes nothing, what is not data and what was given to
-        it last.
+        These are the received bytes of an incomplete frame and, while the network takes nothing, the control frames and the
+        bytes given to it last.
         """
         came, went = self.looked
         unfinished = self.unfinished_bytes
@@ -358,7 +358,7 @@ class Member(Core, Generic[L]):
         return frames
 
     def discard_output(self) -> None:
-        """Forget what was to be sent: the connection is gone."""
+        """Drop what was to be sent: the connection is gone."""
         self.out.clear()
         self.control_bytes = 0
         self.direct = True

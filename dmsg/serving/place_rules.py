@@ -11,8 +11,8 @@ from dmsg.serving.limits import ServingLimits
 from dmsg.serving.member import L, Member
 from dmsg.serving.places import Places
 
-#: How exactly the last activity of transports is known. The hot path counts bytes and notes no times, so the counts are
-#: compared once in this many seconds while most places are taken.
+#: The precision of the last activity of transports, in seconds. The hot path counts bytes and notes no times, so the counts
+#: are compared once in this time while most places are taken.
 _SAMPLE_S: Final = 5.0
 
 

@@ -34,7 +34,7 @@ class Places(Generic[S]):
         self._held: dict[S, int] = {}
 
     def add(self, source: S) -> None:
-        """Give ``source`` one place more."""
+        """Give ``source`` one more place."""
         self._held[source] = self._held.get(source, 0) + 1
         self.count += 1
 
@@ -53,9 +53,9 @@ class Places(Generic[S]):
     def yielding(self, newcomer: S, *, per_source: int, per_pair: int) -> S | None:
         """The connection that has to give up a place for ``newcomer``, or ``None`` when none has to.
 
-        It is of the group with the most places, if that has at least two more than the newcomer's group (with one more
-        the two would only change places), and the newcomer's group has fewer than ``per_source``. Else it is the
-        connection with the most places in the newcomer's own group, by the same rule and with ``per_pair``.
+        It is the connection with the most places in the group with the most places, if that group has at least two more than
+        the newcomer's (with one more the two groups would only swap), and the newcomer's group has fewer than ``per_source``.
+        Otherwise it is the connection with the most places in the newcomer's own group, by the same rule with ``per_pair``.
         """
         groups: Counter[str] = Counter()
         for source, held in self._held.items():

@@ -1,4 +1,4 @@
-"""The data that waits at a relay for receivers whose network takes nothing, and which of it is dropped over a limit.
+"""The queues of a relay for receivers whose network takes nothing, and which queues are dropped over a limit.
 
 Pure. :ref:`spec-queues`. Bytes are counted for each transport, for each connection in both directions, and in all.
 When a count exceeds its limit, the queues of the address group with the most bytes are dropped, so that a stranger with
@@ -17,14 +17,14 @@ from dmsg.serving.limits import ServingLimits
 from dmsg.serving.loads import enough, largest_first, to_free
 from dmsg.serving.member import L, Leg, LegState, Member
 
-#: Taken from the queues at one go, then the network is asked again.
+#: Taken from the queues in one go, before the network is asked again.
 _DRAIN_BYTES: Final = 64 * 1024
 #: What one transport may send before the next has its turn.
 _QUANTUM_BYTES: Final = 16 * 1024
 
-#: A window may be so many times what the transport has carried (:ref:`spec-windows`).
+#: A window may be so many times as large as what the transport has carried (:ref:`spec-windows`).
 _WINDOW_GROWTH: Final = 8
-#: A receiver that took nothing for this time is stalled, and each byte that waits for it counts as this many.
+#: A receiver that took nothing for this many seconds is stalled, and each byte that waits for it counts as 4.
 _STALLED_S: Final = 1.0
 _STALLED_WEIGHT: Final = 4
 
@@ -39,7 +39,7 @@ class Queues(Generic[L]):
     def __init__(self, limits: ServingLimits) -> None:
         self._limits = limits
         self.queued_bytes = 0
-        # Deadlines, the earliest first: each is set to now and a fixed time when its entry goes to the end.
+        # Deadlines, the earliest first: an entry moves to the end when its deadline is set to now plus a fixed time.
         self._stuck: OrderedDict[L, float] = OrderedDict()
         self._waiting: OrderedDict[Member[Any], float] = OrderedDict()
 
@@ -64,7 +64,7 @@ class Queues(Generic[L]):
             self.limit_time(queue, now)
 
     def drain(self, receiver: Member[Any], now: float) -> None:
-        """Put what waits for ``receiver`` into its output: up to 64 KiB, up to 16 KiB of each transport in turn."""
+        """Move data that waits for ``receiver`` into its output: up to 64 KiB, up to 16 KiB of each transport in turn."""
         waiting, out = receiver.waiting, receiver.out
         budget = _DRAIN_BYTES
         receiver.progressed = True
@@ -87,7 +87,7 @@ class Queues(Generic[L]):
             receiver.direct = True
 
     def took(self, queue: L, size: int) -> None:
-        """Count off ``size`` bytes of ``queue`` that are sent or dropped."""
+        """Subtract ``size`` bytes of ``queue`` that are sent or dropped."""
         receiver, sender = queue.member, queue.target
         queue.queued_bytes -= size
         receiver.queued_to -= size
@@ -101,13 +101,13 @@ class Queues(Generic[L]):
                 self._waiting.pop(receiver, None)
 
     def drop(self, queue: L) -> None:
-        """Forget what waits in ``queue``."""
+        """Drop what waits in ``queue``."""
         if queue.queue:
             queue.queue.clear()
             self.took(queue, queue.queued_bytes)
 
     def drop_all(self, receiver: Member[Any]) -> None:
-        """Forget what waits for ``receiver``."""
+        """Drop what waits for ``receiver``."""
         for queue in list(receiver.waiting):
             self.drop(queue)
 
@@ -130,13 +130,13 @@ class Queues(Generic[L]):
         return ()
 
     def _bearable(self, queue: L) -> int:
-        """What a queue may hold whose sender knows how large a window may be: a window grows by what arrives."""
+        """How much ``queue`` may hold: the hard limit and, if its sender was told a window, what that has grown to."""
         carried: int = queue.other.bytes - queue.queued_bytes
         more: int = min(queue.target.window_bytes, _WINDOW_GROWTH * carried)
         return self._limits.queue_hard_bytes + max(0, more)
 
     def _largest_first(self, now: float) -> Iterator[L]:
-        """All queues: those of the receiver for which the most waits, in the group for which the most waits, then the next."""
+        """All queues, by receiver: first the largest receiver of the group with the most waiting bytes, then the next."""
         for receiver in largest_first({each: each.queued_to * _weight(each, now) for each in self._waiting}):
             yield from _ranked(receiver.waiting, _sender, now)
 
@@ -144,13 +144,14 @@ class Queues(Generic[L]):
 
     def limit_time(self, queue: L, now: float) -> None:
         """Start the timeout of a slow consumer for ``queue``, which is too long or whose transport is closed."""
-        queue.limited_at = queue.member.drains  # of any of its queues: on a slow network each waits long for its turn
+        # Drains of any queue of the receiver count: on a slow network each queue waits long for its turn.
+        queue.limited_at = queue.member.drains
         self._stuck[queue] = now + self._limits.slow_consumer_timeout_s
         self._stuck.move_to_end(queue)
 
     def next_timeout(self) -> float | None:
         """The earliest time at which :meth:`expired` may give a queue, or ``None``."""
-        if not self._waiting:  # a stuck queue is one that waits
+        if not self._waiting:  # then no queue is stuck either
             return None
         times = [next(iter(each.values())) for each in (self._stuck, self._waiting) if each]
         return min(times) if times else None
@@ -189,9 +190,9 @@ def _weight(receiver: Member[Any], now: float) -> int:
 
 
 def _ranked(queues: Collection[L], end: Callable[[Leg[Any]], Member[Any]], now: float) -> list[L]:
-    """``queues``, those of the largest group first, in it those of the largest connection, then the longest.
+    """``queues``: the largest group first, within it the largest connection, within that the longest queue.
 
-    ``end`` gives the connection of a queue that counts.
+    ``end`` gives the connection that a queue counts for: its sender or its receiver.
     """
     loads = {queue: queue.queued_bytes * _weight(queue.member, now) for queue in queues}
     groups: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""What the event log has of a relay of any protocol."""
+"""What a relay of any protocol writes to the event log."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dmsg.serving.shell import RelayShell, shell_of
 class RelayRecord:
     """Writes what happens at the relay ``server`` to ``events``, if there is a log.
 
-    ``name_of`` gives the name of a code that a transport ended with.
+    ``name_of`` gives the name of the code with which a transport ended.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class RelayRecord:
         self._emit(ev.ServerStarted(self._server, address, dmsg.__version__, self._protocol))
 
     def stopped(self, since: float, transports: int) -> None:
-        """The relay has stopped, which began at ``since``; ``transports`` were open when the drain was over."""
+        """The relay has stopped. The stop began at ``since``; ``transports`` were open when the drain was over."""
         self._report.close()
         now = self._clock.seconds()
         self._emit(ev.Drained((now - since) * 1000, transports))
@@ -76,7 +76,7 @@ class RelayRecord:
     # --- connections -----------------------------------------------------------------------------------------------
 
     def stranger_lost(self, shell: RelayShell, error: DmsgError | None) -> None:
-        """A connection has ended before its client was admitted; ``error`` is what the relay ended it for."""
+        """A connection has ended before its client was admitted; ``error`` is why the relay ended it, if it did."""
         stage, why = _why(error, "handshake")
         if stage == "accept":
             self.turned_away(shell.origin.address, why)
@@ -124,7 +124,7 @@ class RelayRecord:
         )
 
     def ended(self, event: TransportEnded) -> None:
-        """A transport is over, or one that was asked for."""
+        """A transport, or a request for one, is over."""
         if self._events is None:
             return
         leg = event.asking

@@ -1,8 +1,8 @@
 """How many requests a relay passes on to one client.
 
 Pure. :ref:`spec-request-rates`. A request costs the client that gets it some 100 times what it costs the relay, so the
-relay limits how many strangers can cause. A client is known to another when it has an open transport to it or was
-accepted by it lately; else it is a stranger. Both kinds have a rate of their own towards each client.
+relay limits the requests of strangers. A client is known to a target when it has an open transport to it, or was accepted
+by it lately; otherwise it is a stranger to it. Both kinds have a rate of their own towards each target.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from dmsg.sansio.rate import FairBucket, RecentSet, TokenBucket
 from dmsg.serving.limits import ServingLimits
 from dmsg.serving.member import Member, Rates
 
-#: Clients that one stranger has buckets for. With more it waits until one of the buckets is full again.
+#: Clients for which one stranger has buckets. For another client it has to wait until one of the buckets is full again.
 _PAIRS: Final = 256
-#: Full buckets are searched once in this time, at this many clients: more than get new buckets in that time.
+#: Full buckets are searched for once in so many seconds, at this many clients: more than get new buckets in that time.
 _LOOK_S: Final = 0.1
 _LOOKED_AT: Final = 256
 #: Buckets of pairs forgotten in one search: more than a relay takes requests in that time.
@@ -49,7 +49,7 @@ class RequestRates:
         return self._take_of_pair(source, target, now) and rates[0].take(source.group, now)
 
     def known(self, source: Member[Any], target: Member[Any]) -> bool:
-        """Whether ``target`` knows ``source``: an open transport of it, or its key as one that it accepted lately."""
+        """Whether ``target`` knows ``source``: it has an open transport of ``source``, or accepted its key lately."""
         return source in target.incoming or source.remote.raw in target.known
 
     def accepted(self, source: Member[Any], target: Member[Any]) -> None:

@@ -1,7 +1,7 @@
 """A relay of any protocol as a service: accepts connections, and admits them to its switch.
 
 :ref:`spec-server-connections`, :ref:`spec-publishing`, :ref:`spec-draining`. A protocol adds the handshake of a stranger,
-and what its end means.
+and the admission after it.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ from dmsg.serving.switch import Switch
 _log = Logger()
 #: Seconds between two updates of the number of available connections in discovery.
 _PUBLISH_INTERVAL_S: Final = 5.0
-#: What is written when the relay stops has this long to leave.
+#: Data that is written when the relay stops has this long to be sent, in seconds.
 _CLOSE_TIMEOUT_S: Final = 2.0
-#: Seconds between two looks for bytes that have not moved in between. A slow network takes or brings 64 KiB in that time.
+#: Seconds between two searches for bytes that have not moved. Even a slow network takes or brings 64 KiB in that time.
 _LOOK_S: Final = 10.0
 #: Precision of the timeouts of the switch.
 _TICK_S: Final = 0.25
@@ -61,7 +61,7 @@ class RelayService(Service, ABC):
     """
 
     switch: Switch[Any, Any]
-    #: What it speaks, as its entry in discovery says (:ref:`spec-entry-protocol`).
+    #: The protocol that its entry in discovery names (:ref:`spec-entry-protocol`).
     protocol = DMSG
 
     def __init__(
@@ -95,7 +95,7 @@ class RelayService(Service, ABC):
         self._idle: Waiters[None] = Waiters()  # for the end of the last transport while it drains
         self._emptied: Waiters[None] = Waiters()  # for the end of the last connection while it stops
         self._stopping = False
-        self._stopped: Waiters[None] = Waiters()  # for the end of all of it
+        self._stopped: Waiters[None] = Waiters()  # for the end of stopService
         self._record = RelayRecord(reactor, events, key.public_key, self.protocol, self.name_of)
         self._timer: IDelayedCall | None = None
         self._looked_at = reactor.seconds()
@@ -113,7 +113,7 @@ class RelayService(Service, ABC):
 
     @property
     def limits(self) -> ServingLimits:
-        """What it takes of its clients."""
+        """The limits of its clients."""
         return self.switch.limits
 
     @abstractmethod
@@ -167,7 +167,7 @@ class RelayService(Service, ABC):
     def stopService(self) -> Deferred[None]:
         """Drain, then close everything; fires when the last connection is gone.
 
-        Stops nothing that was not started; called again, it fires when the first call does.
+        Does nothing if the service is not started; a second call fires when the first one does.
         """
         if not self.running:
             return succeed(None)
@@ -179,7 +179,7 @@ class RelayService(Service, ABC):
     async def _stop(self) -> None:
         try:
             await self._stop_all()
-        finally:  # callers that wait are told, and a later call begins anew if this one has failed
+        finally:  # waiting callers are told, and a later call begins anew if this one has failed
             self._stopping = False
             self._stopped.fire(None)
 
@@ -212,9 +212,9 @@ class RelayService(Service, ABC):
         super().stopService()  # type: ignore[no-untyped-call]
 
     async def _wait_until_idle(self, deadline: float) -> None:
-        """Wait until no transport is open and no receiver has to take what came before the end of one.
+        """Wait until no transport is open, and no queue holds data that came before the end of one.
 
-        One that was requested before may still open meanwhile.
+        A transport that was requested before may still open meanwhile.
         """
         switch = self.switch
         while (switch.open_transports or switch.queued_bytes) and (left_s := deadline - self.reactor.seconds()) > 0:
@@ -223,7 +223,7 @@ class RelayService(Service, ABC):
             await self._idle.wait_at_most(left_s, self.reactor)
 
     def _tell_waiters(self) -> None:
-        """Let a relay that stops go on. Call it last: what comes next may be the end of the service."""
+        """Wake a relay that waits for its own end. Call this last: the service may be over afterwards."""
         if self.switch.draining:
             if not self.switch.open_transports:
                 self._idle.fire(None)
@@ -263,7 +263,7 @@ class RelayService(Service, ABC):
         return RelayShell(self.greet(origin, now), self, self.reactor, number=next(self._numbers), address=host)
 
     def take_stranger(self, shell: RelayShell) -> None:
-        """Let a connection shake hands. If too many do, another one ends (:ref:`spec-server-connections`)."""
+        """Let a connection begin its handshake. If there are too many, another one ends (:ref:`spec-server-connections`)."""
         self._shells[shell] = None
         if self.limits.bytes_per_s:
             shell.throttle = ReadThrottle(shell, self.reactor, self.limits.bytes_per_s)
@@ -283,7 +283,7 @@ class RelayService(Service, ABC):
                 self.on_handshake(shell, event)
 
     def after_read(self, shell: Shell) -> None:
-        """Flush all connections that got something to send because of one read."""
+        """Flush all connections that have something to send because of this read."""
         assert isinstance(shell, RelayShell)
         if shell.congested or shell.core is not shell.member:
             shell.flush()  # writes the answer of a handshake, or stops reading from a client that takes no answers
@@ -318,9 +318,9 @@ class RelayService(Service, ABC):
     # --- inside ----------------------------------------------------------------------------------------------------
 
     def refuses(self, shell: RelayShell, remote: PublicKey) -> str | None:
-        """Why the stranger, which has shown the key ``remote``, is not admitted, or ``None``. Another may go for it."""
+        """Why the stranger, which has shown the key ``remote``, is not admitted, or ``None``. Another client may have to go."""
         earlier = self.switch.members.get(remote.raw)
-        # It takes the place of its earlier connection, but for one from elsewhere: keys that move would fill an address.
+        # It takes the place of its earlier connection, but not at another address: keys that move would overfill an address.
         is_new_there = earlier is None or shell_of(earlier).origin.address != shell.origin.address
         if earlier is None or (is_new_there and self.admission.is_full(shell.origin)):
             self._make_room(shell)

@@ -16,7 +16,7 @@ from dmsg.sansio.core import Core
 from dmsg.serving.admission import Origin
 from dmsg.serving.member import Member
 
-#: Why a stranger is not read from while what it sent waits for its turn.
+#: The reason for not reading from a stranger while data of it waits for its turn.
 _TURN: Final = "turn"
 
 
@@ -29,7 +29,7 @@ class StrangerCore(Core, Protocol):
     answer_due: bool
 
     def heard(self) -> None:
-        """The stranger has sent something: it is not silent, even if that is taken in only later."""
+        """The stranger has sent something: it is not silent, even if its data is handled only later."""
 
 
 class Host(Owner, Protocol):
@@ -39,7 +39,7 @@ class Host(Owner, Protocol):
     pacer: Pacer
 
     def take_stranger(self, shell: RelayShell) -> None:
-        """Let a connection that was just made shake hands."""
+        """Let a connection that was just made begin its handshake."""
 
 
 class RelayShell(Shell):
@@ -54,9 +54,9 @@ class RelayShell(Shell):
         self.origin = Origin.of(address)
         self.opened_at = clock.seconds()
         self.throttle: ReadThrottle | None = None
-        #: The core of its handshake, until another takes its place.
+        #: The core of its handshake, until another core replaces it.
         self.stranger: StrangerCore | None = core
-        #: What it is to the switch, once it is admitted.
+        #: Its member in the switch, once it is admitted.
         self.member: Member[Any] | None = None
         self._answering = False
 
@@ -100,7 +100,7 @@ class RelayShell(Shell):
         return True
 
     def _in_turn(self, data: bytes) -> bool:
-        """Go on with the handshake; gives whether a whole message was handled, which is expensive."""
+        """Go on with the handshake; ``True`` if a whole message was handled, which is expensive."""
         stranger = self.stranger
         before = 0 if stranger is None else stranger.messages
         Shell.dataReceived(self, data)

@@ -1,4 +1,4 @@
-"""What the switch of a relay does in any protocol: its members, who may ask whom, how transports open, wait and end.
+"""The switch of a relay of any protocol: its members, who may ask whom, how transports open, wait and end.
 
 Pure. :ref:`spec-request-checks`, :ref:`spec-other-frames`, :ref:`spec-closing`. A :class:`Switch` holds a
 :class:`~dmsg.serving.member.Member` for each client; each transport is two :class:`~dmsg.serving.member.Leg` objects that
@@ -23,7 +23,7 @@ from dmsg.serving.queues import Queues
 from dmsg.serving.request_rates import RequestRates
 from dmsg.serving.waits import Waits
 
-# Each is an attribute of an enumeration, which takes a call in Python.
+# Looked up once: an attribute of an Enum class takes a call in Python.
 _REQUESTED: Final = LegState.REQUESTED
 _OPEN: Final = LegState.OPEN
 _CLOSED: Final = LegState.CLOSED
@@ -46,7 +46,7 @@ class Switch(ABC, Generic[M, L]):
         self.draining = False
         #: The time of the last read or timeout.
         self.now = 0.0
-        #: Requests, in the leg that asked, and until when they may be answered.
+        #: The asking legs of requests, and until when each may be answered.
         self._requests: Waits[L] = Waits(_REQUESTED)
 
     @abstractmethod
@@ -105,17 +105,17 @@ class Switch(ABC, Generic[M, L]):
         return events
 
     def stale_members(self) -> list[M]:
-        """The members to drop for what the relay has held for them since this was asked before (:ref:`spec-queues`)."""
+        """The members to drop because of bytes held for them that have not moved since the last call (:ref:`spec-queues`)."""
         return stale(self.members.values(), self.limits.queued_total_bytes)
 
     # --- data that waits -------------------------------------------------------------------------------------------
 
     def drain(self, member: M) -> None:
-        """Put a share of what waits for ``member`` into its output."""
+        """Move a share of the data that waits for ``member`` into its output."""
         self.queues.drain(member, self.now)
 
     def _enqueue(self, leg: L, frame: bytes, events: list[SwitchEvent]) -> None:
-        """Let a frame wait for a receiver that takes nothing now (:ref:`spec-queues`); ``leg`` is the sending side."""
+        """Queue a frame for a receiver that takes nothing now (:ref:`spec-queues`); ``leg`` is the sending side."""
         queue = leg.other
         self.queues.put(queue, frame, self.now)
         while excess := self.queues.excess(queue, self.now):
@@ -126,7 +126,7 @@ class Switch(ABC, Generic[M, L]):
         """Drop a queue that is too long or has waited too long, and end its transport."""
         if queue.state is not _CLOSED:
             self._end_both(queue.other, _SLOW_CONSUMER, events)
-        elif queue.queue:  # its peer closed it, and its receiver never took the data before the news of that
+        elif queue.queue:  # the peer had closed, and the receiver never took the data queued before the CLOSE
             self.queues.drop(queue)
             queue.member.send_control(self.closing(queue, _SLOW_CONSUMER))
 
@@ -145,13 +145,13 @@ class Switch(ABC, Generic[M, L]):
         if not self._rates.take(member, target, self.now):
             return Ending.RATE_LIMITED
         waiting, most = target.control_backlog_bytes, self.limits.control_backlog_bytes
-        # What strangers have asked takes half of it, so that those the target knows get through.
+        # Requests of strangers may take half of it, so that those of clients that the target knows get through.
         if waiting > most // 2 and (waiting > most or not self._rates.known(member, target)):
             return Ending.BUSY
         return None if self._places.may_ask(member, target, self.now) else Ending.BUSY
 
     def _ask(self, asking: L, asked: L, events: list[SwitchEvent]) -> None:
-        """Make a transport of two legs, to be opened once it is accepted. Another request may end for it."""
+        """Make a transport of two legs, which opens once it is accepted. Another request may have to end for it."""
         yielding = self._places.request_for(asking.member, asked.member)
         if yielding is not None:
             self._end_both(yielding, Ending.BUSY, events)
@@ -162,7 +162,7 @@ class Switch(ABC, Generic[M, L]):
         """Open the transport that the side of ``leg`` accepts; ``False`` if it was closed as busy instead."""
         asking = leg.other
         if self._places.is_full(leg.member):
-            # Another source gives up a place now and not at the request: one that the client refuses costs others nothing.
+            # Another source gives up a place now, not at the request: a request that is refused costs other sources nothing.
             yielding = self._places.transport_for(asking.member, leg.member, self.now)
             self._end_both(leg if yielding is None else yielding, Ending.BUSY, events)
             if yielding is None:
@@ -187,7 +187,7 @@ class Switch(ABC, Generic[M, L]):
         self._say_last(leg, self.closing(leg, reason))
 
     def _say_last(self, leg: L, frame: bytes) -> None:
-        """Tell the client of ``leg`` that its transport is over, behind the data that came before it."""
+        """Tell the client of ``leg`` that its transport is over, after the data that came before the end."""
         if leg.queue:
             self.queues.put(leg, frame, self.now)
             self.queues.limit_time(leg, self.now)
@@ -199,7 +199,7 @@ class Switch(ABC, Generic[M, L]):
     ) -> None:
         """Close a transport that the side of ``leg`` ended, and tell ``tell`` unless its client is gone.
 
-        ``notice`` is the frame that does it, when it is another than :meth:`closing` makes.
+        ``notice`` is the frame that tells it, if not the one that :meth:`closing` makes.
         """
         if leg.state is _CLOSED:
             return  # ended with the other leg, which was on the same member

@@ -19,12 +19,12 @@ class Waits(Generic[L]):
         self._legs: deque[tuple[float, L]] = deque()
 
     def add(self, leg: L, until: float) -> None:
-        """``leg`` may wait ``until`` then."""
+        """``leg`` may wait until the time ``until``."""
         self.next()
         self._legs.append((until, leg))
 
     def next(self) -> float | None:
-        """When the time of a leg is over, or ``None``; those before it that wait no more are forgotten."""
+        """When the time of the first leg that still waits is over, or ``None``; earlier legs are forgotten."""
         legs = self._legs
         while legs:
             until, leg = legs[0]

@@ -1,7 +1,6 @@
 """A client's end at a relay of the dmsg protocol, and the legs of its transports.
 
-Pure. What they have in any protocol stands in :mod:`dmsg.serving.member`; :mod:`dmsg.mux.relay.switch` decides what
-happens to them.
+Pure. The part for any protocol is in :mod:`dmsg.serving.member`; :mod:`dmsg.mux.relay.switch` decides what happens to them.
 """
 
 from __future__ import annotations
@@ -90,7 +89,7 @@ class Member(any_protocol.Member[Leg]):
 
     @property
     def unfinished_bytes(self) -> int:
-        """Bytes that came and are not a whole record, or not a whole frame."""
+        """Received bytes that do not form a whole record, or a whole frame, yet."""
         return len(self.tail) + self.records.held_bytes
 
     def sealed(self, frames: bytes) -> bytes:
@@ -98,7 +97,7 @@ class Member(any_protocol.Member[Leg]):
         return self.records.seal(frames)
 
     def free_id(self, random: Random) -> int | None:
-        """An odd id that is not in use (:ref:`spec-transport-ids`), or ``None``. An id is used again after all others."""
+        """An odd id that is not in use (:ref:`spec-transport-ids`), or ``None``. Ids are used in rotation."""
         if self.next_id is None:
             self.next_id = int.from_bytes(random(2), "big") | 1
         for _ in range(1 << 15):

@@ -1,4 +1,4 @@
-"""A relay of the dmsg protocol as a service: what :mod:`dmsg.serving.service` leaves to a protocol.
+"""A relay of the dmsg protocol as a service: the part that :mod:`dmsg.serving.service` leaves to a protocol.
 
 :ref:`spec-server-connections`, :ref:`spec-admission`.
 """

@@ -1,6 +1,6 @@
 """The switch of a dmsg relay: where each frame goes, and which requests pass.
 
-Pure. :ref:`spec-request-checks`, :ref:`spec-other-frames`, :ref:`spec-closing`. What happens in any protocol stands in
+Pure. :ref:`spec-request-checks`, :ref:`spec-other-frames`, :ref:`spec-closing`. The part for any protocol is in
 :mod:`dmsg.serving.switch`. :meth:`Switch.route` is the hot path: a FWD or ACK of an open transport takes one look-up and
 adds two pieces to the output of the other member. It copies, logs and allocates nothing else.
 """
@@ -40,7 +40,7 @@ from dmsg.serving import switch as any_protocol
 from dmsg.serving.events import RequestRefused, SwitchEvent
 from dmsg.serving.member import LegState
 
-# An attribute of an enumeration, which takes a call in Python.
+# Looked up once: an attribute of an Enum class takes a call in Python.
 _OPEN: Final = LegState.OPEN
 
 
@@ -92,7 +92,7 @@ class Switch(any_protocol.Switch[Member, Leg]):
             for record in member.records.open(data):
                 plaintext = member.tail + record if member.tail else record
                 total, end = len(plaintext), 0
-                # As in split_frames, written out: mostly a record has one frame, and a list of it takes as long as to route it.
+                # split_frames() written out: most records hold one frame, and a list of it takes as long as routing it.
                 while total - end >= HEADER_BYTES:
                     kind, transport_id, size = unpack_header(plaintext, end)
                     if size > FRAME_PAYLOAD_LIMIT_BYTES:
@@ -110,7 +110,7 @@ class Switch(any_protocol.Switch[Member, Leg]):
                     target = leg.target
                     prefix = leg.fwd_prefix if kind == FWD else leg.ack_prefix
                     if target.direct:
-                        # type and id anew, size and payload as they came
+                        # a new type and id, then size and payload as they came
                         target.out += (prefix, plaintext[start - 2 : end])
                         if not target.dirty:
                             target.dirty = True
@@ -119,7 +119,7 @@ class Switch(any_protocol.Switch[Member, Leg]):
                         self._enqueue(leg, prefix + plaintext[start - 2 : end], events)
                 member.tail = plaintext[end:] if end < total else b""
         except RemoteProtocolError as error:
-            error.events = events  # of the frames before the one that is at fault
+            error.events = events  # of the frames before the faulty one
             raise
         finally:
             member.frames_in += frames
@@ -192,7 +192,7 @@ class Switch(any_protocol.Switch[Member, Leg]):
         return self._refusal_towards(member, target)
 
     def _on_stray(self, member: Member, kind: int, transport_id: int) -> None:
-        """Handle a frame of no transport. One that was under way when its transport ended is neither counted nor answered."""
+        """Handle a frame of no transport. If its transport ended just now, the frame is neither counted nor answered."""
         if transport_id in member.recent:
             return
         self._count_stray(member)
