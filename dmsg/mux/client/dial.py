@@ -1,4 +1,4 @@
-"""One dial of a client: what it asks of a session, and how well the stream has to be protected."""
+"""One dial of a client: what it asks of a session, and which security the stream must have."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from dmsg.mux.core.errors import Busy, DowngradeRefused, Unsupported
 
 @dataclass(frozen=True, slots=True)
 class DialRequest:
-    """What a dial is for: a new transport, or with ``resume`` another path of one that has lost its own.
+    """The aim of a dial: a new transport, or with ``resume`` another path for a transport that has lost its own.
 
-    ``ended_by`` are relays that have ended earlier paths of it.
+    ``ended_by`` are relays that have ended earlier paths of that transport.
     """
 
     target: PublicKey
@@ -56,7 +56,7 @@ class DialRequest:
         if isinstance(error, Busy):  # when its turn to be sent came
             raise StageError("request", error.name, error) from None
         if carrier is Carrier.REQUEST and isinstance(error, StageError) and isinstance(error.error, Unsupported):
-            # the peer's own connection to this relay is a base one, or is said to be one: never less than carrier B
+            # the peer's connection to this relay is a base one, or the relay says so: use carrier B, but nothing less
             return self._request(session, Carrier.FORWARD)
         return failure
 

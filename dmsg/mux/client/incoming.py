@@ -1,8 +1,8 @@
 """A transport that a peer asks for, from its REQUEST to the moment the application is told.
 
-What is decided in which order: may this key come in at all; may it speak in the clear (:ref:`spec-downgrade-rule`);
-which service does it want; is it a transport that goes on (:ref:`spec-resume-exchange`); does the access policy admit
-it; has it proved itself (:ref:`spec-confirmation`). While one of these is waited for, the offer holds a place
+The decisions, in this order: may this key come in at all; may it speak in the clear (:ref:`spec-downgrade-rule`); which
+service does it want; is it a transport that goes on (:ref:`spec-resume-exchange`); does the access policy admit it; has it
+proved itself (:ref:`spec-confirmation`). While the offer waits for one of these, it holds a place
 (:mod:`dmsg.clients.offers`).
 """
 
@@ -37,7 +37,7 @@ _log = Logger()
 
 
 class Host(TypingProtocol):
-    """Who is asked for a transport: the client."""
+    """The client that is asked for a transport."""
 
     services: Services[DmsgPort]
     resumable: ResumableTransports
@@ -50,7 +50,7 @@ class Host(TypingProtocol):
         """Whether ``peer`` must not be spoken to in the clear."""
 
     def refused(self, remote: PublicKey, reason: str) -> None:
-        """Count a transport that was asked for in the name of ``remote`` and refused."""
+        """Count a refused request for a transport that came in the name of ``remote``."""
 
 
 class IncomingTransport(StreamOwner, ServiceOffer[DmsgPort]):
@@ -60,7 +60,7 @@ class IncomingTransport(StreamOwner, ServiceOffer[DmsgPort]):
         super().__init__(session.server, stream.remote)
         self.stream: Stream = stream
         self._plain = stream
-        self._path: SealedStream | None = None  # another one of a transport that goes on
+        self._path: SealedStream | None = None  # the new path of a transport that goes on
         self._client = client
         self._session = session
         self._services = client.services
@@ -73,13 +73,13 @@ class IncomingTransport(StreamOwner, ServiceOffer[DmsgPort]):
         stream.owner = self
 
     def start(self) -> None:
-        """Take the REQUEST up."""
+        """Begin with the decisions about the REQUEST."""
         if self.stream.state is StreamState.CLOSED:
             self._over = True  # taken back in the same read
             return
         remote, services = self.stream.remote, self._services
         if not services.may_admit(remote) and not self._client.resumable.may_resume(remote):
-            # Before the handshake is calculated: it costs next to nothing, and which service is meant shows in no way.
+            # Before the handshake is calculated: this costs next to nothing, and does not show which service is meant.
             self._refuse(CloseReason.ACCESS_DENIED)
             return
         if self._plain.wants_seal:
@@ -101,7 +101,7 @@ class IncomingTransport(StreamOwner, ServiceOffer[DmsgPort]):
             self._choose(self._services.port(""), plain=True)
 
     def _await_upgrade(self) -> None:
-        # what promises end-to-end security brings its handshake in the first FWD, or is not what it seems to be
+        # a peer that promises end-to-end security brings its handshake in the first FWD; otherwise it is not that peer
         if not self._services:
             self._refuse(CloseReason.NO_SUCH_SERVICE)
         elif self._hold(self._services.arrivals):
@@ -114,7 +114,7 @@ class IncomingTransport(StreamOwner, ServiceOffer[DmsgPort]):
     def upgraded(self) -> None:
         """The handshake message came in the first FWD."""
         if self._over or self.stream.state is StreamState.CLOSED:
-            return  # closed behind it in the same read
+            return  # closed after it in the same read
         self._stop_timer()
         self._leave()
         self._take_up()
@@ -134,7 +134,7 @@ class IncomingTransport(StreamOwner, ServiceOffer[DmsgPort]):
         name = resume.token, self.stream.remote
         transport = self._client.resumable.get(*name) or self._client.unproved.get(*name)
         if transport is None:
-            # What goes for a new transport goes for one that is not known: a made-up token opens no way past it.
+            # A transport that is not known is admitted like a new one: a made-up token does not get past the policy.
             if not self._services:
                 self._refuse(CloseReason.NO_SUCH_SERVICE)
             elif self._hold(self._services.arrivals):
@@ -164,7 +164,7 @@ class IncomingTransport(StreamOwner, ServiceOffer[DmsgPort]):
 
     def _unknown_admitted(self, allowed: object) -> None:
         if allowed is True:
-            # An answer that says nothing about resuming is the refusal: the relay cannot make that one up.
+            # An answer without a word about resuming is the refusal: the relay cannot make it up.
             self._accept()
         else:
             self._refuse(CloseReason.ACCESS_DENIED)
@@ -174,7 +174,7 @@ class IncomingTransport(StreamOwner, ServiceOffer[DmsgPort]):
     def _choose(self, port: DmsgPort | None, *, plain: bool) -> None:
         remote = self.stream.remote
         if port is None:
-            # A key that some listener keeps out is told the same as if it had asked for that one.
+            # A key that some listener does not admit gets the same answer as if it had asked for that listener.
             told = None if self._services.are_open_to(remote) else CloseReason.ACCESS_DENIED
             self._refuse(CloseReason.NO_SUCH_SERVICE, told=told)
         elif plain and port.security is Security.E2E and port.may_admit(remote):
@@ -212,7 +212,7 @@ class IncomingTransport(StreamOwner, ServiceOffer[DmsgPort]):
         self._session.flush_soon()
 
     def _await_peer(self) -> None:
-        """Nothing is done for the application before the initiator has proved itself; not for ever, though."""
+        """Wait until the initiator has proved itself, but not for ever; the application is not told before."""
         self._confirm_timer = self._session.clock.callLater(CONFIRM_TIMEOUT_S, self._not_confirmed)
 
     def _not_confirmed(self) -> None:
@@ -229,8 +229,8 @@ class IncomingTransport(StreamOwner, ServiceOffer[DmsgPort]):
             assert self._path is not None
             assert self._resume is not None
             if self._resumed.is_over or self._path.is_late:
-                # The proof was long on its way: the initiator has given this path up for the one in use now, or we have
-                # given up. The application was not given what came with it, and none of it was acknowledged.
+                # The proof came late: the initiator has given up this path for the one in use now, or we have given up. Data
+                # that came with the proof was neither given to the application nor acknowledged.
                 self._session.abort_stream(self.stream, CloseReason.PEER_GONE)
                 return
             if self._attempts is not None:
@@ -263,7 +263,7 @@ class IncomingTransport(StreamOwner, ServiceOffer[DmsgPort]):
         self._refuse(CloseReason.BUSY)
 
     def _refuse(self, code: int, *, told: int | None = None) -> None:
-        """Refuse for the reason ``code``, and tell the peer that one, or ``told``."""
+        """Refuse for the reason ``code``, and tell the peer that reason, or ``told``."""
         self._client.refused(self.stream.remote, reason_name(code))
         self._end()
         self._session.abort_stream(self.stream, code if told is None else told)
@@ -278,7 +278,7 @@ class IncomingTransport(StreamOwner, ServiceOffer[DmsgPort]):
         super()._end()
 
     def ended(self, code: int, *, local: bool, proven: bool = False, detail: str = "") -> None:
-        """The peer gave up, or what it sent was not what it should be; or the relay says that the path is gone."""
+        """The peer gave up, or sent something wrong; or the relay says that the path is gone."""
         if local and not self._over:
             self._client.refused(self.stream.remote, reason_name(code))
         if not local and not proven and code != CloseReason.NORMAL:  # a dial that is given up ends as "normal"

@@ -1,4 +1,4 @@
-"""A client's listening port for one service, with what it asks of the protection of transports."""
+"""A client's listening port for one service, and the security that it asks of transports."""
 
 from __future__ import annotations
 
@@ -25,4 +25,4 @@ class DmsgPort(ListeningPort[DmsgTransport]):
         security: Security = Security.PREFER,
     ) -> None:
         super().__init__(client, factory, service, policy=policy, limits=limits)
-        self.security = Security(security)  # its text would equal none of them, and let in what "e2e" must not
+        self.security = Security(security)  # a plain text would equal no member: "e2e" would let in what it must not

@@ -15,7 +15,7 @@ from dmsg.mux.core.wire import CloseReason
 
 @dataclass(frozen=True, slots=True)
 class OpenedPath(OpenedStream[S]):
-    """What a request came to, with what the peer said about resuming."""
+    """The result of a request, with what the peer said about resuming."""
 
     resume: Resume | None
 
@@ -48,5 +48,5 @@ class PendingRequest(PendingStream[S, OpenedPath[S]], StreamOwner):
         self.fail(stage, reason, error)
 
     def lost(self, error: DmsgError, code: int) -> None:
-        """The connection went before an answer came."""
+        """The connection was lost before an answer came."""
         self.lose(error)

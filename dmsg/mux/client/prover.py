@@ -12,9 +12,9 @@ from dmsg.sansio.core import Core
 
 
 class XkProver(HandshakeProver):
-    """By the second message of XK, which can be made only with the secret key that belongs to the relay's entry.
+    """The proof is the second message of XK: only the secret key that belongs to the relay's entry can make it.
 
-    A relay counts the connection as a handshake that was given up.
+    The relay counts the connection as a handshake that was given up.
     """
 
     def make_core(self, key: SecretKey, relay: PublicKey, now: float) -> Handshake:

@@ -1,4 +1,4 @@
-"""The transports that peers of a client may go on with after a loss of their path."""
+"""The transports of a client that its peers may resume after they have lost their path."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ResumableTransports:
             self._by_peer.setdefault(stream.remote, {})[transport.token] = transport
 
     def remove(self, transport: DmsgTransport) -> None:
-        """``transport`` is over; silent when it is not known."""
+        """``transport`` is over. Does nothing if it is not known."""
         of_peer = self._by_peer.get(transport.stream.remote, {})
         if of_peer.pop(transport.token, None) is not None and not of_peer:
             del self._by_peer[transport.stream.remote]

@@ -45,10 +45,10 @@ from dmsg.sansio.rate import TokenBucket
 
 @dataclass(frozen=True, slots=True)
 class ClientConfig(RelayClientConfig):
-    """Everything about a client that can be set, by what it concerns."""
+    """All settings of a client, grouped by subject."""
 
     connection: ConnectionConfig = field(default_factory=ConnectionConfig)
-    #: Whether to speak the extension with servers; without it carrier A is not to be had.
+    #: Whether to speak the extension with servers; without it carrier A is not available.
     extended: bool = True
     #: Whether AES-256-GCM is used with servers and peers that use it, too (:ref:`spec-ciphers`); ``None`` where this
     #: processor has instructions for it.
@@ -58,8 +58,8 @@ class ClientConfig(RelayClientConfig):
     #: The pause between two searches for a path: the first, and the longest it grows to.
     resume_pause_s: float = 0.2
     resume_pause_limit_s: float = 2.0
-    #: How often a transport may move, whichever side opened it, in the long run and at once. An honest one behind a relay
-    #: that cuts every second needs one a second; each costs this side two key agreements and up to a window sent again.
+    #: How often a transport may move, whichever side opened it, in the long run and at once. An honest transport behind a relay
+    #: that cuts every second needs one move a second; each costs this side two key agreements and up to a window sent again.
     resume_rate_per_s: float = 2.0
     resume_burst: int = 16
 
@@ -139,7 +139,7 @@ class DmsgClient(RelayClient[ServerSession, OpenedPath[ServerSession], DmsgTrans
 
     @property
     def in_haste(self) -> bool:
-        """Whether any transport waits for another path, or is about to: a session is forgotten before its transports are told."""
+        """Whether any transport waits for another path, or will: a session is forgotten before its transports are told."""
         return self.config.resume_grace_s > 0 and any(transport.wants_path for transport in self.transports)
 
     # --- what an application uses ----------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ class DmsgClient(RelayClient[ServerSession, OpenedPath[ServerSession], DmsgTrans
     ) -> DmsgTransport:
         """An open transport to ``target`` with no protocol yet: ``attach`` one. Raises ``DialError``.
 
-        What the peer sends meanwhile waits. ``security`` is the client's own unless given. Cancelling undoes everything.
+        Data that the peer sends before that waits. ``security`` is the client's unless given. Cancelling undoes everything.
         """
         request = DialRequest(target, check_service_name(service), Security(security or self.security))
         return await self.open(request, service, timeout_s)
@@ -168,11 +168,10 @@ class DmsgClient(RelayClient[ServerSession, OpenedPath[ServerSession], DmsgTrans
         limits: ListenerLimits | None = None,
         security: Security | None = None,
     ) -> DmsgPort:
-        """Take transports for ``service`` ("" is the default one). Raises ``CannotListenError`` if that is taken.
+        """Accept transports for ``service`` ("" is the default one). Raises ``CannotListenError`` if that is taken.
 
-        ``limits`` are those of the client's configuration unless given. So is ``security``, with one exception: under a
-        ``policy``, ``PREFER`` has to be asked for here. Otherwise it becomes ``E2E``, since in the clear a key is only
-        the relay's word.
+        ``limits`` and ``security`` come from the client unless given, with one exception: with a ``policy``, a client's
+        ``PREFER`` becomes ``E2E`` unless ``PREFER`` is given here, since in the clear a key is only the relay's word.
         """
         if security is None:
             listed = policy is not None and self.security is Security.PREFER
@@ -213,7 +212,7 @@ class DmsgClient(RelayClient[ServerSession, OpenedPath[ServerSession], DmsgTrans
         if transport.token:
             self.resumable.remove(transport)
         if code == CloseReason.INTEGRITY and transport.stream.initiator:
-            # No honest relay alters data, and the next dial of the application should not lead through this one.
+            # No honest relay alters data: the next dial of the application should not lead through this one.
             self.pool.scores.refused(session.server, self.reactor.seconds())
         super().transport_closed(session, transport, reason, local=local, code=code)
 

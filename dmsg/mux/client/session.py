@@ -48,21 +48,21 @@ from dmsg.mux.core.stream import Stream
 from dmsg.mux.core.wire import SEQUENCE_BYTES, CloseReason
 from dmsg.relays.errors import ServerLost
 
-#: A server that announces shorter frames than this is not obeyed: a REQUEST alone may be longer.
+#: The shortest limit on frames that a server may announce; a lower one counts as this, because a REQUEST may be longer.
 _FRAME_FLOOR_BYTES: Final = 1_024
-#: After so many transports offered in one read what they led to goes out, and the server and the peers begin with it
-#: while the rest is handled; otherwise many dials at once make each peer wait for all others in turn.
+#: Flush after so many transports that opened or were offered in one read, so that the server and the peers go on while the
+#: rest is handled. Otherwise each of many dials would wait for all others.
 _FLUSH_ANSWERS: Final = 8
 
 
 class SessionUser(RelaySessionUser, TypingProtocol):
-    """Who a session works for: the client."""
+    """The client that a session works for."""
 
     def requested(self, session: ServerSession, stream: PlainStream) -> None:
         """A peer asks for a transport."""
 
     def path_lost(self, session: ServerSession, transport: DmsgTransport, error: DmsgError) -> float:
-        """A transport may go on over another path: gives the seconds it may wait for one, 0 if it may not."""
+        """A transport has lost its path. Gives the seconds that it may wait for another one, 0 if it may not."""
 
 
 class ServerSession(RelaySession[SessionUser, DmsgTransport]):
@@ -111,7 +111,7 @@ class ServerSession(RelaySession[SessionUser, DmsgTransport]):
     ) -> Deferred[OpenedPath[ServerSession]]:
         """Ask ``target`` for a transport; cancelling sends CLOSE. Raises ``Busy`` when no id is free.
 
-        What the server announced is obeyed: too many transports are ``Busy`` here, requests are paced.
+        Obeys the limits that the server announced: too many transports are ``Busy`` here, and requests are paced.
         """
         self._check_room()
         turn = self._turns.take() if self._turns is not None else None
@@ -135,7 +135,7 @@ class ServerSession(RelaySession[SessionUser, DmsgTransport]):
         return pending.done
 
     def abort_stream(self, stream: Stream, code: int = CloseReason.NORMAL) -> None:
-        """End a stream at once that no transport has, or refuse an offered one."""
+        """End at once a stream that belongs to no transport, or refuse an offered one."""
         self.connection.abort(stream, code)
         stream.let_go()
         self.flush_soon()
@@ -148,7 +148,7 @@ class ServerSession(RelaySession[SessionUser, DmsgTransport]):
         """See :class:`dmsg.clients.transport.Carrier`."""
         super().transport_closed(transport, reason, local=local, code=code)
         if self.is_ready and self.spent:
-            self.close()  # its record counters are far on; the goal makes a new one
+            self.close()  # its record counters are high; the goal makes a new session
 
     def path_lost(self, transport: DmsgTransport, error: DmsgError) -> float:
         """See :class:`dmsg.mux.client.transport.Link`."""
@@ -161,13 +161,13 @@ class ServerSession(RelaySession[SessionUser, DmsgTransport]):
 
     @property
     def spent(self) -> bool:
-        """Whether the record counters are far on and nothing is open: a new session is to take its place."""
+        """Whether the record counters are high and nothing is open: a new session is to replace this one."""
         return not self.connection.streams and self.connection.near_exhaustion
 
     # --- from the shell --------------------------------------------------------------------------------------------
 
     def handle_events(self, shell: Shell, events: Sequence[object]) -> None:
-        """Pass on what the core found out; between many answers, send what came of them."""
+        """Pass on the events of the core. With many answers, flush in between."""
         self._pass_on(shell, events)
         while self._answers:
             shell.flush_between()
@@ -251,8 +251,8 @@ class ServerSession(RelaySession[SessionUser, DmsgTransport]):
 
 
 def _within(config: ConnectionConfig, capabilities: Capabilities) -> ConnectionConfig:
-    """``config`` with windows that grow no further than the server bears, and frames as short as it wants them, though
-    never so short that little but overhead is sent.
+    """``config`` with windows and frames within the limits of the server; but frames never get so short that they carry mostly
+    overhead.
     """
     window = min(config.largest_window_bytes, max(config.secure_window_bytes, capabilities.window_bytes))
     plain, sealed = config.frame_data_bytes, config.sealed_data_bytes

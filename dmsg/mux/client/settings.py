@@ -1,4 +1,4 @@
-"""What can be set for a client: options, variables, ``[client]`` in TOML and endpoint strings are views of this."""
+"""The settings of a client: options, variables, ``[client]`` in TOML and endpoint strings are views of this."""
 
 from __future__ import annotations
 

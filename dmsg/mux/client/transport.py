@@ -1,4 +1,4 @@
-"""A transport of dmsg: a stream transport with addresses that outlives its path, as far as it is end-to-end."""
+"""A transport of dmsg: a stream transport with addresses. With end-to-end security it outlives its path."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ _CODES: Final[Mapping[AbortReason, CloseReason]] = {
     AbortReason.OVERFLOW: CloseReason.SLOW_CONSUMER,
     AbortReason.DEADLINE: CloseReason.DEADLINE,
 }
-#: Relays that have ended a path are remembered: as many as a dial tries.
+#: So many relays that have ended a path are remembered: as many as a dial tries.
 _ENDED_BY_LIMIT: Final = 8
 
 
 class PathState(Enum):
     """Whether a transport has a path: a stream over a relay."""
 
-    __hash__ = object.__hash__  # each member is one object, and the hash of Enum is a call into Python
+    __hash__ = object.__hash__  # identity is enough, and the hash of Enum is a function in Python
 
     CARRIED = "carried"  # it has one
     LOST = "lost"  # its path is gone, and another one may be found
     OVER = "over"  # nothing is left of it on the wire
 
 
-#: From each state, where it may go; the state diagram in the documentation is drawn from this.
+#: The states that may follow each state; the state diagram in the documentation is drawn from this.
 PATH_TRANSITIONS: Final[dict[PathState, frozenset[PathState]]] = {
     PathState.CARRIED: frozenset({PathState.LOST, PathState.OVER}),
     PathState.LOST: frozenset({PathState.CARRIED, PathState.OVER}),
@@ -56,21 +56,21 @@ PATH_TRANSITIONS: Final[dict[PathState, frozenset[PathState]]] = {
 
 
 class Link(Carrier, TypingProtocol):
-    """What carries a transport: a session with a relay."""
+    """The carrier of a transport: a session with a relay."""
 
     connection: Connection
     server: PublicKey
     is_ready: bool
 
     def path_lost(self, transport: DmsgTransport, error: DmsgError) -> float:
-        """A transport has lost its path: for how many seconds it may wait for another one; 0 if not at all."""
+        """A transport has lost its path. Gives for how many seconds it may wait for another one; 0 if not at all."""
 
 
 class DmsgTransport(RelayTransport[Stream], StreamOwner):
     """One end of a transport.
 
-    ``stream`` tells how many bytes were sent, acknowledged by the peer, and received. Over end-to-end security the
-    transport outlives its path: while there is none, what is written waits and nothing is reported
+    ``stream`` tells how many bytes were sent, acknowledged by the peer, and received. With end-to-end security the transport
+    outlives its path: while there is no path, written data waits and the application is told nothing
     (:ref:`spec-resumption`).
     """
 
@@ -84,7 +84,7 @@ class DmsgTransport(RelayTransport[Stream], StreamOwner):
         self.attempts: ResumeAttempts | None = None
         #: How often it may still be moved, if it ever was.
         self.move_rate: TokenBucket | None = None
-        self.token = b""  # under which it may be resumed; fixed by its first path
+        self.token = b""  # names the transport when it is resumed; fixed by its first path
         #: The relays that have ended its path without losing their connection, the last one at the end.
         self.ended_by: tuple[PublicKey, ...] = ()
         #: The search for another path, while there is one.
@@ -99,7 +99,7 @@ class DmsgTransport(RelayTransport[Stream], StreamOwner):
         return self.stream.security
 
     def loseWriteConnection(self) -> None:
-        """End this side's stream and go on reading: half-close. Producers are waited for as in a full close.
+        """Half-close: end this side's stream and go on reading. Waits for producers as a full close does.
 
         Raises ``Unsupported`` without end-to-end security.
         """
@@ -139,16 +139,16 @@ class DmsgTransport(RelayTransport[Stream], StreamOwner):
         """The stream is over, with a CLOSE of ``code`` from the other side or from this one."""
         if not local:
             if not close_is_final(self.stream, proven=proven, closing=self.disconnecting):
-                code = code or CloseReason.PEER_GONE  # a made-up "normal" is none
+                code = code or CloseReason.PEER_GONE  # the relay may have made "normal" up
                 self.lost(close_error(code), code)
                 return
             code = peers_reason(self.stream, code, closing=self.disconnecting)
         self._release(code, local=local)
-        if self.state not in OVER:  # else it is known how it ended
+        if self.state not in OVER:  # else the application is told another reason
             self.over(end_failure(self.stream, code, local=local))
 
     def lost(self, error: DmsgError, code: int) -> None:
-        """What carried the transport is gone: wait for another path, if there may be one."""
+        """The path of the transport is gone: wait for another one, if there may be one."""
         if self.is_over or self.state in (TransportState.TELLING, TransportState.ENDED):
             self._release(code, local=True)
             return
@@ -163,7 +163,7 @@ class DmsgTransport(RelayTransport[Stream], StreamOwner):
     # --- the path --------------------------------------------------------------------------------------------------
 
     def note_ended_by(self, relay: PublicKey) -> None:
-        """``relay`` has ended the path: others are to be tried before it."""
+        """``relay`` has ended the path: other relays are to be tried before it."""
         self.ended_by = (*(one for one in self.ended_by if one != relay), relay)[-_ENDED_BY_LIMIT:]
 
     @property
@@ -173,7 +173,7 @@ class DmsgTransport(RelayTransport[Stream], StreamOwner):
 
     @property
     def wants_path(self) -> bool:
-        """Whether the transport waits for another path, or is about to: its session is gone, and it is told next."""
+        """Whether the transport waits for another path, or will: its session is gone, and the transport is told next."""
         return self.detached or (not self._carrier.is_ready and self.path is PathState.CARRIED and self._may_move)
 
     @property
@@ -186,12 +186,12 @@ class DmsgTransport(RelayTransport[Stream], StreamOwner):
         return self.path is PathState.OVER
 
     def move_to(self, link: Link, stream: Stream, peer_received_bytes: int, told_bytes: int) -> None:
-        """Go on over another path: nothing is lost, nothing comes twice.
+        """Go on over another path: no byte is lost, none is delivered twice.
 
         ``peer_received_bytes`` is what the peer says it has, ``told_bytes`` what we told it that we have.
         """
         old = self.stream
-        old.owner = UNOWNED  # what still comes on the old path in this very read is dropped
+        old.owner = UNOWNED  # data that still comes on the old path in the same read is dropped
         if not self.detached:
             self._carrier.connection.abort(old, CloseReason.PEER_GONE)
             self._flush_soon()
@@ -224,13 +224,13 @@ class DmsgTransport(RelayTransport[Stream], StreamOwner):
             search.cancel()
 
     def failed_to_resume(self, error: DmsgError) -> None:
-        """A search for another path found none; what it tried becomes the cause if the grace runs out."""
+        """A search for another path found none; its error becomes the cause if the grace period ends."""
         self._resume_error = error
 
     def give_up(self, error: DmsgError, code: int = CloseReason.PEER_GONE) -> None:
         """No other path was found, or none may be looked for: the transport is lost."""
         if self.stream.complete:
-            # only the news that the peer knows our end is missing, and no path is left that could bring it
+            # only the peer's acknowledgement of our end is missing, and no path is left that could bring it
             self._release(CloseReason.NORMAL, local=True)
             self.over(Failure(ConnectionDone()))
             return
@@ -265,13 +265,13 @@ class DmsgTransport(RelayTransport[Stream], StreamOwner):
     def _finish(self) -> None:
         super()._finish()
         if self.is_over:
-            self.stream.let_go()  # what waited to be read, too
+            self.stream.let_go()  # of the unread data, too
 
     # --- the stream ------------------------------------------------------------------------------------------------
 
     @property
     def _may_go_on(self) -> bool:
-        """Whether there is no path, or it has ended in this very read, and there may be another one."""
+        """Whether there is no path, or it has ended in the current read, and there may be another one."""
         return self.stream.state is StreamState.CLOSED and self.stream.resumable
 
     def _send_later(self, data: bytes) -> bool:
@@ -300,8 +300,8 @@ class DmsgTransport(RelayTransport[Stream], StreamOwner):
     def _close_stream(self) -> None:
         if self.stream.state is StreamState.CLOSED:
             if self.detached:
-                self.stream.end()  # otherwise it has ended in this very read, and the transport is told next
-            self._deadlines.linger(self)  # for the path that may be found
+                self.stream.end()  # else the stream has ended in the current read, and the transport is told next
+            self._deadlines.linger(self)  # another path may be found
             return
         if self._carrier.connection.close(self.stream):
             self.ended(CloseReason.NORMAL, local=True)
@@ -320,7 +320,7 @@ class DmsgTransport(RelayTransport[Stream], StreamOwner):
 
 
 def end_failure(stream: Stream, code: int, *, local: bool) -> Failure:
-    """What ``connectionLost`` is told for a transport that ended with ``code``."""
+    """The reason for ``connectionLost`` of a transport that ended with ``code``."""
     if code == CloseReason.NORMAL:
         return Failure(ConnectionDone())
     if stream.was_cut:

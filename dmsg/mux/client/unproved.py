@@ -1,7 +1,7 @@
 """Transports that were accepted and whose initiator has not proved itself yet (:ref:`spec-resume-unproved`).
 
-The initiator takes such a transport for open once it has the answer, while its proof is under way. When the path is lost in
-this moment, it looks for another one, and has to find the transport.
+For the initiator such a transport is open once it has the answer, while its proof is still under way. If the path is lost at
+this moment, the initiator looks for another one, and has to find the transport.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from dmsg.sansio.rate import TokenBucket
 
 
 class FirstPath(TypingProtocol):
-    """The offer that the transport began with."""
+    """The offer with which the transport began."""
 
     def overtaken(self) -> None:
         """The initiator has proved itself on another path: end this one."""
 
 
 class Opened(TypingProtocol):
-    """Where open transports are found."""
+    """The table of open transports."""
 
     def get(self, token: bytes, peer: PublicKey) -> DmsgTransport | None:
         """The transport that ``peer`` opened."""
 
 
 class UnprovedTransport:
-    """Stands for a transport until it is open: a path of its own that is proved opens it at ``port``, a later one moves it."""
+    """Stands for a transport until it is open: its first proved path opens it at ``port``, a later one moves it."""
 
     def __init__(self, table: UnprovedTransports, first: FirstPath, stream: Stream, port: DmsgPort) -> None:
         #: The path it began with.
@@ -45,17 +45,17 @@ class UnprovedTransport:
         #: See :class:`~dmsg.mux.client.transport.DmsgTransport`.
         self.attempts: ResumeAttempts | None = None
         self.move_rate: TokenBucket | None = None
-        #: What forgets it when no other path is found.
+        #: Forgets it when no other path is found.
         self.timer: IDelayedCall | None = None
         self._table = table
-        self._first: FirstPath | None = first  # while that is there
+        self._first: FirstPath | None = first  # until that has ended
         self._port = port
         self._transport: DmsgTransport | None = None
         self._is_over = False
 
     @property
     def is_over(self) -> bool:
-        """Whether no path can be its own any more."""
+        """Whether no path can open or move it any more."""
         return self._is_over if self._transport is None else self._transport.is_over
 
     @property
@@ -68,7 +68,7 @@ class UnprovedTransport:
         self.forget()
         self._port.open(session, stream)
         transport = self._transport = self._table.opened.get(stream.token, stream.remote)
-        if transport is not None and self.attempts is not None:  # others of its paths may wait for their proof
+        if transport is not None and self.attempts is not None:  # other paths may wait for their proof
             transport.attempts, transport.move_rate = self.attempts, self.move_rate
 
     def move_to(self, session: ServerSession, path: SealedStream, peer_received_bytes: int, told_bytes: int) -> None:
@@ -85,7 +85,7 @@ class UnprovedTransport:
             self.forget()
             session.abort_stream(path, fault.code)
             return
-        path.token = self.stream.token  # it goes by that name for good
+        path.token = self.stream.token  # the token of the first path stays
         session.connection.go_on(path)
         self.open(session, path)
         session.flush_soon()
@@ -101,8 +101,8 @@ class UnprovedTransport:
 
 
 class UnprovedTransports:
-    """By peer and token; those without a path for ``grace_s``, and at most ``limit``, of which ``limit_per_share`` of one key
-    over one relay. ``opened`` has the transports that were opened.
+    """The transports, by peer and token. One without a path is kept for ``grace_s``; of these there are at most ``limit``, and
+    ``limit_per_share`` of one key over one relay. ``opened`` has the transports that were opened.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class UnprovedTransports:
         one.timer = self._clock.callLater(self._grace_s, one.forget)
 
     def remove(self, one: UnprovedTransport) -> None:
-        """Forget ``one``; silent when it is not known."""
+        """Forget ``one``. Does nothing if it is not known."""
         stream = one.stream
         self._by_name.pop((stream.remote, stream.token), None)
         self._lost.remove(one)
@@ -146,6 +146,6 @@ class UnprovedTransports:
             timer.cancel()
 
     def clear(self) -> None:
-        """Wait for none any more."""
+        """Forget all."""
         for one in list(self._by_name.values()):
             one.forget()
