@@ -1,4 +1,4 @@
-"""Instances as the description of the messaging system has them: a client or a server, made from a :class:`Config`."""
+"""The instances of the messaging system, as its description calls them: a client or a server made from a :class:`Config`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Config:
 
 
 class ClientInstance(MessagingClient):
-    """A client as ``instance`` configures it; ``options`` are further arguments of its base class.
+    """A client that ``instance`` configures; ``options`` are further arguments of its base class.
 
     Closes its discoveries once it has stopped.
     """
@@ -49,9 +49,9 @@ class ClientInstance(MessagingClient):
 
 
 class ServerInstance(MessagingRelay):
-    """A relay as ``instance`` configures it, on ``endpoint``; the rest is as for :class:`ClientInstance`.
+    """A relay that ``instance`` configures, on ``endpoint``; the rest is as for :class:`ClientInstance`.
 
-    A public one says in discovery that it is at ``public_address``.
+    A public relay publishes ``public_address`` in discovery.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What is set for a client of the messaging system."""
+"""The settings of a client of the messaging system."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _layout(name: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class MessagingConfig(RelayClientConfig):
-    """Everything about a client that can be set, by what it concerns."""
+    """All settings of a client, grouped by subject."""
 
     connection: ConnectionConfig = field(default_factory=ConnectionConfig)
     handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S
@@ -44,7 +44,7 @@ class MessagingConfig(RelayClientConfig):
 
     @property
     def dialect(self) -> Dialect:
-        """What is spoken with peers."""
+        """The dialect for peers."""
         return DIALECTS[self.dialect_name]
 
     @property

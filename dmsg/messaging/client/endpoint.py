@@ -1,8 +1,8 @@
 """Endpoint strings over the messaging system: ``messaging:PUBLIC_KEY`` to connect, ``messaging:key=FILE`` to listen.
 
-They have the arguments and settings of :mod:`dmsg.mux.client.endpoint` but for ``service=`` and ``security=``, which this
-protocol does not have, and those about resumption; beside them ``dialect=``, which both ends have to say alike, and
-``layout=``. A program that has a client takes :class:`~dmsg.endpoints.stream.ClientEndpoint` with a
+They have the arguments and settings of :mod:`dmsg.mux.client.endpoint`, except ``service=``, ``security=`` and those about
+resumption, which this protocol does not have. In addition they have ``dialect=``, which must be the same at both ends, and
+``layout=``. A program that has a client uses :class:`~dmsg.endpoints.stream.ClientEndpoint` with a
 ``DmsgAddress(public_key, scheme="messaging")``, and :class:`~dmsg.endpoints.stream.ServerEndpoint`.
 """
 

@@ -16,12 +16,12 @@ from dmsg.messaging.core.errors import ChannelEndReason, HandshakeFailed
 
 
 class Host(TypingProtocol):
-    """Who is asked for a channel: the client."""
+    """The client that is asked for a channel."""
 
     services: Services[ListeningPort[ChannelTransport]]
 
     def refused(self, remote: PublicKey, reason: str) -> None:
-        """Count a channel that was asked for in the name of ``remote`` and refused."""
+        """Count a refused request for a channel that came in the name of ``remote``."""
 
 
 class IncomingChannel(ChannelOwner, ServiceOffer[ListeningPort[ChannelTransport]]):
@@ -38,7 +38,7 @@ class IncomingChannel(ChannelOwner, ServiceOffer[ListeningPort[ChannelTransport]
         channel.owner = self
 
     def start(self) -> None:
-        """Take the OpenChannel up."""
+        """Begin with the decisions about the OpenChannel."""
         port = self._client.services.port("")
         if self._channel.state is ChannelState.CLOSED:
             self._over = True  # taken back in the same read

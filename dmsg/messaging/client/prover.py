@@ -11,7 +11,7 @@ from dmsg.sansio.core import Core
 
 
 class LinkProver(HandshakeProver):
-    """By ``sig1``, the relay's signature of a nonce. Our own signature is not sent, so the relay has no client."""
+    """The proof is ``sig1``, the relay's signature of a nonce. We do not send our signature, so the relay gets no client."""
 
     def make_core(self, key: SecretKey, relay: PublicKey, now: float) -> LinkInitiator:
         """See :class:`~dmsg.discovery.proofs.handshake.HandshakeProver`."""

@@ -41,7 +41,7 @@ class MessagingClient(RelayClient[LinkSession, OpenedStream[LinkSession], Channe
         policy: IAccessPolicy | None = None,
         limits: ListenerLimits | None = None,
     ) -> ListeningPort[ChannelTransport]:
-        """Take channels. Raises ``CannotListenError`` for a second port, and ``NoServices`` for a ``service`` by name."""
+        """Accept channels. Raises ``CannotListenError`` for a second port, and ``NoServices`` for a ``service`` by name."""
         if service:
             raise NoServices("the messaging system has no services: a key listens for one thing")
         return super().listen(factory, policy=policy, limits=limits)

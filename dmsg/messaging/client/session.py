@@ -27,12 +27,12 @@ from dmsg.messaging.core.events import ChannelEnded, ChannelOffered, ChannelOpen
 from dmsg.messaging.core.link import LinkInitiator
 from dmsg.relays.errors import ServerLost
 
-#: What addresses and endpoint strings of the protocol begin with, and what entries name it.
+#: The beginning of the protocol's addresses and endpoint strings, and its name in entries.
 SCHEME: Final = MESSAGING
 
 
 class SessionUser(RelaySessionUser, TypingProtocol):
-    """Who a session works for: the client."""
+    """The client that a session works for."""
 
     def offered(self, session: LinkSession, channel: Channel) -> None:
         """A peer asks for a channel."""
@@ -60,7 +60,7 @@ class LinkSession(RelaySession[SessionUser, ChannelTransport]):
         super().__init__(server, key, user, clock, core, ChannelTransport)
 
     def request(self, target: PublicKey, service: str = "") -> Deferred[OpenedStream[LinkSession]]:
-        """Ask ``target`` for a channel; cancelling closes it. Raises ``StageError``, as for any ``service`` but ""."""
+        """Ask ``target`` for a channel; cancelling closes it. Raises ``StageError``, also for any ``service`` other than ""."""
         if service:
             raise StageError("request", "unsupported", NoServices("the messaging system has no services"))
         if not self.is_ready:
@@ -81,7 +81,7 @@ class LinkSession(RelaySession[SessionUser, ChannelTransport]):
     # --- from the shell --------------------------------------------------------------------------------------------
 
     def handle_events(self, shell: Shell, events: Sequence[object]) -> None:
-        """Pass on what the core found out."""
+        """Pass on the events of the core."""
         for event in events:
             match event:
                 case DataReceived():
@@ -129,5 +129,5 @@ class PendingChannel(ChannelOwner, PendingStream[LinkSession, OpenedStream[LinkS
         self.fail("accept", text, end_error(reason))
 
     def lost(self, error: DmsgError) -> None:
-        """The link went before an answer came."""
+        """The link was lost before an answer came."""
         self.lose(error)

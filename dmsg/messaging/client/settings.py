@@ -1,4 +1,4 @@
-"""What can be set for a client of the messaging system: variables, ``[messaging]`` in TOML, and endpoint strings."""
+"""The settings of a client of the messaging system: variables, ``[messaging]`` in TOML, and endpoint strings."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _REASONS = {
 
 
 class ChannelTransport(RelayTransport[Channel], ChannelOwner):
-    """One end of a channel. It ends with its link, and cannot be closed by half."""
+    """One end of a channel. It ends with its link, and has no half-close."""
 
     def __init__(self, carrier: Carrier, channel: Channel, host: DmsgAddress, peer: DmsgAddress) -> None:
         super().__init__(carrier, channel, host, peer)

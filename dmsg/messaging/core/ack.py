@@ -1,8 +1,8 @@
 """Acknowledgements inside the plaintexts of a channel (:ref:`spec-messaging-acks`).
 
 A plaintext has any number of acknowledgements, then one payload at most. The sender waits for the acknowledgement of each
-payload before the next one, because Go's programs lose all but the last of several. The receiver acknowledges each payload
-once its application has taken it, which is what slows a sender down.
+payload before it sends the next one, because Go's programs lose all but the last of several payloads. The receiver
+acknowledges each payload once its application has taken it: that is the back-pressure on the sender.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class AckLayer:
         self.acked_bytes = 0
         self._sent_hash = b""
         self._due: deque[bytes] = deque()
-        #: Acknowledgements of payloads that the application has not taken, with what is left to take of each.
+        #: Acknowledgements of payloads that the application has not taken yet, each with the bytes left to take.
         self._held: deque[list[int | bytes]] = deque()
 
     @property
@@ -53,8 +53,8 @@ class AckLayer:
     def wrap(self, data: bytes | None) -> bytes:
         """The next plaintext: acknowledgements that are due, and ``data`` as a payload unless it is ``None``.
 
-        ``data`` may be given only while :attr:`waiting_bytes` is ``None``. It grows by ``PAYLOAD_HEADER_BYTES`` and at most
-        :meth:`acks_bytes`.
+        ``data`` may be given only while :attr:`waiting_bytes` is ``None``. The plaintext is longer than ``data`` by
+        ``PAYLOAD_HEADER_BYTES`` and :meth:`acks_bytes` at most.
         """
         parts = [self._due.popleft() for _ in range(min(len(self._due), ACKS_AT_ONCE))]
         if data is not None:
@@ -66,14 +66,14 @@ class AckLayer:
         return b"".join(parts)
 
     def acks_bytes(self) -> int:
-        """How much of the next plaintext is acknowledgements."""
+        """Bytes of acknowledgements in the next plaintext."""
         return min(len(self._due), ACKS_AT_ONCE) * ACK_BYTES
 
     def unwrap(self, plaintext: bytes) -> bytes:
-        """Take what the peer says; gives the data of its payload, ``b""`` if there is none.
+        """Take a plaintext of the peer; gives the data of its payload, ``b""`` if there is none.
 
-        Raises ``ChannelFault`` for what is not well formed, too many payloads at once, and an acknowledgement of something
-        else than was sent.
+        Raises ``ChannelFault`` if the plaintext is not well formed, has too many payloads at once, or acknowledges other data
+        than was sent.
         """
         at, size = 0, len(plaintext)
         while at < size:
@@ -91,7 +91,7 @@ class AckLayer:
         return b""
 
     def consumed(self, size: int) -> None:
-        """The application took ``size`` bytes: what it took whole is due to be acknowledged."""
+        """The application took ``size`` bytes: payloads that it took as a whole are now to be acknowledged."""
         held = self._held
         while held:
             left, ack = held[0]
@@ -114,7 +114,7 @@ class AckLayer:
 
     def _take_ack(self, number: int, digest: bytes) -> None:
         if self.waiting_bytes is None or number:
-            return  # a second one, or for a number that was never given: it means nothing
+            return  # a repeated acknowledgement, or one for a number that was never given, is ignored
         if digest != self._sent_hash:
             raise ChannelFault(ChannelEndReason.INTEGRITY)
         self.acked_bytes += self.waiting_bytes

@@ -23,18 +23,18 @@ from dmsg.sansio.buffer import ByteQueue
 class ChannelState(Enum):
     """Where a channel is in its life."""
 
-    __hash__ = object.__hash__  # each member is one object, and the hash of Enum is a call into Python
+    __hash__ = object.__hash__  # identity is enough, and the hash of Enum is a function in Python
 
     OPENING = "opening"  # our OpenChannel is out
     ABANDONED = "abandoned"  # as before, and the application has given up
     OFFERED = "offered"  # the peer's OpenChannel waits for our decision
     OPEN = "open"
-    CLOSING = "closing"  # our application is done; what it wrote is still to be sent or acknowledged
+    CLOSING = "closing"  # our application has closed; what it wrote is still to be sent or acknowledged
     HALF_CLOSED = "half_closed"  # our CloseChannel is out; only the peer may send
     CLOSED = "closed"
 
 
-#: From each state, where it may go; the state diagram in the documentation is drawn from this.
+#: The states that may follow each state; the state diagram in the documentation is drawn from this.
 TRANSITIONS: Final[dict[ChannelState, frozenset[ChannelState]]] = {
     ChannelState.OPENING: frozenset({ChannelState.ABANDONED, ChannelState.OPEN, ChannelState.CLOSED}),
     ChannelState.ABANDONED: frozenset({ChannelState.CLOSED}),
@@ -51,9 +51,9 @@ SENDING: Final = (ChannelState.OPEN, ChannelState.CLOSING)
 
 
 class ChannelOwner:
-    """What stands behind a channel, which the core never calls: a Twisted transport for example.
+    """The owner of a channel, for example a Twisted transport. The core never calls it.
 
-    Each method tells a fact; by default it is ignored.
+    Each method reports a fact; by default the fact is ignored.
     """
 
     def deliver(self, data: bytes) -> None:
@@ -119,8 +119,8 @@ class Channel:
         *,
         initiator: bool,
     ) -> None:
-        self.id = channel_id  # of frames that come
-        self.send_id = send_id  # of frames that go; None as long as it is not known
+        self.id = channel_id  # in received frames
+        self.send_id = send_id  # in sent frames; None as long as it is not known
         self.remote = remote
         self.initiator = initiator
         self.state = ChannelState.OPENING if initiator else ChannelState.OFFERED
@@ -130,24 +130,24 @@ class Channel:
         self.pending = ByteQueue()
         self.queued = False  # whether it stands in the connection's queue of channels with something to send
         self.blocked = False  # whether its writer was told to pause
-        self.discarding = False  # whether the application has nothing more to do with it: what comes is dropped
-        self.dropped = False  # whether data came that our application, which has closed, did not take
+        self.discarding = False  # whether the application is done with it: data that comes is dropped
+        self.dropped = False  # whether data was dropped because our application had closed
         self.sent_bytes = self.received_bytes = self.unread_bytes = 0
         self.cut_bytes = 0  # written, and not sent or not acknowledged when it ended
         self.payload_limit_bytes = 0
         self._acks: AckLayer | None = None
-        self._tail = bytearray()  # of a ciphertext that comes in several Sends
+        self._tail = bytearray()  # the received part of a ciphertext that comes in several Sends
 
     def __repr__(self) -> str:
         return f"<Channel {self.id} {self.state.value} with {self.remote}>"
 
     def move(self, state: ChannelState) -> None:
-        """Go to ``state``; going where ``TRANSITIONS`` does not lead is a bug of ours."""
+        """Change to ``state``; a change that ``TRANSITIONS`` does not list is a bug of ours."""
         assert state in TRANSITIONS[self.state], (self.state, state)
         self.state = state
 
     def open(self, keys: HandshakeResult, dialect: Dialect) -> None:
-        """The handshake is through."""
+        """The handshake is done."""
         self.handshake, self.offer = None, b""
         self.sealer = channel_cipher(keys.send_key, dialect)
         self.opener = channel_cipher(keys.receive_key, dialect)
@@ -160,7 +160,7 @@ class Channel:
 
     @property
     def acked_bytes(self) -> int:
-        """What the peer's application has taken, as far as the dialect tells; otherwise what was sent."""
+        """Bytes that the peer's application has taken, if the dialect tells; otherwise the bytes sent."""
         return self.sent_bytes if self._acks is None else self._acks.acked_bytes
 
     @property
@@ -170,7 +170,7 @@ class Channel:
 
     @property
     def may_close(self) -> bool:
-        """Whether nothing has to go out before a CloseChannel; what the application is taking is acknowledged, too."""
+        """Whether nothing has to go out before a CloseChannel: neither data nor an acknowledgement of received data."""
         return self.drained and (self._acks is None or not self._acks.is_owing)
 
     @property
@@ -232,13 +232,13 @@ class Channel:
         return data
 
     def consumed(self, size: int) -> None:
-        """The application took ``size`` bytes of what came."""
+        """The application took ``size`` received bytes."""
         self.unread_bytes -= size
         if self._acks is not None:
             self._acks.consumed(size)
 
     def drop(self) -> None:
-        """Data that came is not given to the application, because it has closed the channel."""
+        """Received data is dropped, because the application has closed the channel."""
         self.dropped = True
 
     # --- the end ---------------------------------------------------------------------------------------------------

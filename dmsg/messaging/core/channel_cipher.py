@@ -1,7 +1,7 @@
-"""What encrypts a channel: Noise KK, then one cipher for each direction (:ref:`spec-messaging-ciphers`).
+"""The encryption of a channel: Noise KK, then one cipher for each direction (:ref:`spec-messaging-ciphers`).
 
-KK is that of :class:`~dmsg.crypto.noise.NoiseHandshake` with no prologue and no payloads. The ciphers differ by dialect in
-where nonces and keys come from.
+KK is that of :class:`~dmsg.crypto.noise.NoiseHandshake` without prologue and payloads. The ciphers of the dialects differ in
+where their nonces and keys come from.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class ChannelCipher(Protocol):
         """The next ciphertext. Raises ``NonceExhausted``."""
 
     def open(self, ciphertext: bytes) -> bytes:
-        """The plaintext of the next ciphertext. Raises ``CryptoError``; the direction is then over."""
+        """The plaintext of the next ciphertext. Raises ``CryptoError``; then nothing more of this direction opens."""
 
 
 class CountedCipher:
@@ -49,7 +49,7 @@ class CountedCipher:
         return self._state.seal(b"", plaintext)
 
     def open(self, ciphertext: bytes) -> bytes:
-        """See :class:`ChannelCipher`. What was dropped, repeated, reordered or altered does not open."""
+        """See :class:`ChannelCipher`. Ciphertexts do not open after one was dropped, repeated, reordered or altered."""
         self._count()
         return self._state.open(b"", ciphertext)
 
@@ -63,7 +63,7 @@ class CountedCipher:
 class NumberedCipher:
     """Each ciphertext begins with its number (u32, from 1), which is its nonce.
 
-    Go's readers take any number. This one takes the next one only, because TCP repeats, loses and reorders nothing.
+    Go's readers accept any number. This one accepts the next number only, because TCP repeats, loses and reorders nothing.
     """
 
     __slots__ = ("_state",)

@@ -49,7 +49,7 @@ class Connection(Core):
         config: ConnectionConfig | None = None,
         random: Random = os.urandom,
     ) -> None:
-        """``dialect`` is spoken with other clients, ``layout`` with the relay."""
+        """``dialect`` is for other clients, ``layout`` for the relay."""
         self.identity = key.public_key
         self.dialect = dialect
         self.config = config or ConnectionConfig()
@@ -70,10 +70,10 @@ class Connection(Core):
             # A relay learns the layout of a link from its first frame, and this client may only listen. There is no
             # channel 0 yet: the relay gives its lowest ids last.
             self.send_control(CHANNEL_CLOSED, 0)
-        #: When a channel that waits for the last word of the other side is given up; ``None`` until the time is known.
+        #: When a channel that waits for the other side's last frame is given up; ``None`` until the time is known.
         self._deadlines: dict[Channel, float | None] = {}
-        #: Ids whose channels ended without a last word of the other side: it may still come, so they are used last, and
-        #: the oldest of them first.
+        #: Ids whose channels ended without a last frame of the other side. It may still come, so these ids are used last, the
+        #: oldest of them first.
         self._late_ids: dict[int, None] = {}
 
     # --- what the application asks for -----------------------------------------------------------------------------
@@ -94,8 +94,8 @@ class Connection(Core):
     def prove(self, channel: Channel) -> NoiseHandshake:
         """Find out whether an offered channel comes from the key it names, at the price of two Diffie-Hellmans.
 
-        Until then the key is the relay's word. Raises ``HandshakeFailed`` when it does not, and the offer is refused;
-        ``LocalProtocolError`` when the channel is not waiting for a decision.
+        Before that, only the relay vouches for the key. Raises ``HandshakeFailed`` when the key is another one, and refuses
+        the offer; ``LocalProtocolError`` when the channel is not waiting for a decision.
         """
         if channel.state is not ChannelState.OFFERED:
             raise LocalProtocolError(f"{channel!r} is not waiting for a decision")
@@ -111,9 +111,9 @@ class Connection(Core):
         return handshake
 
     def accept(self, channel: Channel) -> None:
-        """Answer an offered channel: it is open. Raises as :meth:`prove`, which need not have been called."""
+        """Accept an offered channel, which is open then. Raises as :meth:`prove`, which need not have been called."""
         handshake = self.prove(channel)
-        # The peer's ephemeral key is good: it went through a Diffie-Hellman already.
+        # This cannot fail for the peer's ephemeral key: it went through a Diffie-Hellman already.
         message = handshake.write_message()
         assert handshake.result is not None and channel.send_id is not None
         self._offered -= 1
@@ -122,7 +122,7 @@ class Connection(Core):
         self.send_control(CHANNEL_OPENED, channel.send_id, our_id + message)
 
     def refuse(self, channel: Channel) -> None:
-        """Turn an offered channel down. Raises ``LocalProtocolError`` when it is not waiting for that."""
+        """Refuse an offered channel. Raises ``LocalProtocolError`` when it is not waiting for a decision."""
         if channel.state is not ChannelState.OFFERED:
             raise LocalProtocolError(f"{channel!r} is not waiting for a decision")
         self.abort(channel)
@@ -137,8 +137,8 @@ class Connection(Core):
     def send_data(self, channel: Channel, data: bytes) -> bool:
         """Queue ``data``; ``True`` asks the writer to pause until the channel shows up in :attr:`writable`.
 
-        Raises ``LocalProtocolError`` unless the channel is open, and ``WriteOverflow`` when the writer has not heeded the
-        pause for ``pending_limit_bytes``.
+        Raises ``LocalProtocolError`` unless the channel is open, and ``WriteOverflow`` when the writer does not pause and more
+        than ``pending_limit_bytes`` wait.
         """
         if channel.state is not ChannelState.OPEN:
             raise LocalProtocolError(f"{channel!r} takes no data")
@@ -154,7 +154,7 @@ class Connection(Core):
         return True
 
     def consumed(self, channel: Channel, size: int) -> bool:
-        """The application took ``size`` bytes of what came; ``True`` if there is something to send."""
+        """The application took ``size`` received bytes; ``True`` if there is something to send."""
         channel.consumed(size)
         if self._queue(channel):
             return True
@@ -164,8 +164,8 @@ class Connection(Core):
     def close(self, channel: Channel) -> bool:
         """End ``channel`` once everything written is sent, and acknowledged if the dialect has that.
 
-        ``True`` if it is over right now; otherwise a :class:`ChannelEnded` follows. What comes until then is still told. All
-        that comes and has come must be :meth:`consumed`, for the peer waits for that.
+        ``True`` if it is over right now; otherwise a :class:`ChannelEnded` follows. Data that comes until then is still
+        reported. All received data must be :meth:`consumed`, because the peer waits for that.
         """
         if channel.state is ChannelState.OPEN:
             channel.move(ChannelState.CLOSING)
@@ -175,13 +175,14 @@ class Connection(Core):
         return channel.state is ChannelState.CLOSED
 
     def abort(self, channel: Channel) -> None:
-        """End ``channel`` now, give a dial up, or refuse an offer. What is not sent is dropped; no event follows."""
+        """End ``channel`` now, give up a dial, or refuse an offer. Unsent data is dropped; no event follows."""
         channel.discarding = True
         state = channel.state
         if state in SENDING:
             self._drop(channel)
         elif state is ChannelState.OPENING:
-            # The answer may be on its way, so the id is kept. With ids of its own only the answer says which to close.
+            # The answer may be on its way, so the id is kept. If each side has ids of its own, only the answer has the one to
+            # close.
             if channel.send_id is not None:
                 self.send_control(CLOSE_CHANNEL, channel.send_id)
             channel.move(ChannelState.ABANDONED)
@@ -202,11 +203,11 @@ class Connection(Core):
 
     @property
     def overloaded(self) -> bool:
-        """Whether so many answers wait for the network that reading should stop."""
+        """Whether so many control frames wait for the network that reading should stop."""
         return self._control_bytes > self.config.control_limit_bytes
 
     def data_to_send(self) -> bytes:
-        """Everything that answers the relay, then Sends of the channels in turn."""
+        """First control frames, then Sends of the channels in turn."""
         sending = self._sending
         parts = self._control
         if not parts and not sending:
@@ -256,15 +257,15 @@ class Connection(Core):
             elif kind == OPEN_CHANNEL:
                 self._on_open_channel(channel_id, buffer[start:end], events)
             elif channel is None:
-                # Late, or for a channel that never was: it means nothing. Only the answer to a dial that was given up has
-                # opened a channel at the peer, which is closed even if the answer comes when the id is not kept any more.
+                # A late frame, or one for a channel that never was, is ignored. Only the answer to a dial that was given up
+                # has opened a channel at the peer. That is closed even if the answer comes when the id is not kept any more.
                 if kind == CHANNEL_OPENED and self.dialect.own_ids and end - start == CHANNEL_OPENED_BYTES + 1:
                     self.send_control(CHANNEL_CLOSED, buffer[start])
             elif kind == CHANNEL_OPENED:
                 self._on_channel_opened(channel, buffer[start:end], events)
             elif kind == CLOSE_CHANNEL:
                 if channel.state is not ChannelState.OPENING:
-                    # It may not be the last word: the other side answers a CloseChannel of ours, or gives up waiting.
+                    # It may not be the last frame: the other side answers our CloseChannel, or gives up waiting.
                     self._late_ids[channel.id] = None
                 self._answer_closed(channel)
                 self._end(channel, _ENDS.get(channel.state, ChannelEndReason.CLOSED_BY_PEER), events)
@@ -298,7 +299,7 @@ class Connection(Core):
         events.append(ChannelOffered(channel))
 
     def _offer(self, their_id: int, payload: bytes) -> Channel:
-        """The channel that an OpenChannel asks for, or one of two errors if there can be none."""
+        """The channel that an OpenChannel asks for. Raises ``InvalidKey`` or ``NoFreeChannel`` if there can be none."""
         if len(payload) != OPEN_CHANNEL_BYTES:
             raise InvalidKey("not the length of a key and a handshake message")
         config = self.config
@@ -314,7 +315,7 @@ class Connection(Core):
 
     def _on_channel_opened(self, channel: Channel, payload: bytes, events: list[Event]) -> None:
         if channel.state is ChannelState.ABANDONED and not self.dialect.own_ids:
-            return  # a CloseChannel is out, which will be answered
+            return  # our CloseChannel is out and will be answered
         if channel.state not in (ChannelState.OPENING, ChannelState.ABANDONED):
             return
         excess = len(payload) - CHANNEL_OPENED_BYTES
@@ -342,16 +343,15 @@ class Connection(Core):
     # --- time ------------------------------------------------------------------------------------------------------
 
     def next_timeout(self) -> float | None:
-        """When the other side's last word for a channel has been waited for too long, or ``None``.
+        """When the wait for the other side's last frame of a channel is over, or ``None``.
 
-        A wait that has begun since the core was last told the time begins with the next :meth:`handle_timeout`, so that is
-        asked for at once.
+        A new wait begins with the next :meth:`handle_timeout`, which tells the core the time; so that is asked for at once.
         """
         deadlines = self._deadlines
         return min([self._now if at is None else at for at in deadlines.values()]) if deadlines else None
 
     def handle_timeout(self, now: float) -> list[Event]:
-        """End channels whose other side has not had the last word in time."""
+        """End channels whose other side has not sent its last frame in time."""
         self._now = now
         events: list[Event] = []
         for channel, at in list(self._deadlines.items()):
@@ -390,14 +390,14 @@ class Connection(Core):
             self._half_close(channel)
 
     def _half_close(self, channel: Channel) -> None:
-        """Send CloseChannel; the other side has the last word, or its time runs out."""
+        """Send CloseChannel; then the other side sends the last frame, or its time runs out."""
         assert channel.send_id is not None
         self.send_control(CLOSE_CHANNEL, channel.send_id)
         channel.move(ChannelState.HALF_CLOSED)
         self._deadlines[channel] = None
 
     def _drop(self, channel: Channel) -> None:
-        """Send ChannelClosed, which is no orderly end: what was written may be cut off."""
+        """Send ChannelClosed, which is no orderly end: written data may be cut off."""
         self._answer_closed(channel)
         self._late_ids[channel.id] = None
         self._forget(channel)
@@ -407,18 +407,18 @@ class Connection(Core):
             self.send_control(CHANNEL_CLOSED, channel.send_id)
 
     def _fail(self, channel: Channel, reason: ChannelEndReason, events: list[Event]) -> None:
-        """End a channel for what came on it."""
+        """End a channel because of a frame that came on it."""
         told = channel.discarding
         channel.discarding = True
         if channel.state is ChannelState.HALF_CLOSED:
-            channel.discard()  # the other side still has the last word
+            channel.discard()  # the other side still sends the last frame
         else:
             self._drop(channel)
         if not told:
             events.append(ChannelEnded(channel, reason, local=True))
 
     def _end(self, channel: Channel, reason: ChannelEndReason, events: list[Event]) -> None:
-        """The other side has had the last word, or its time is over."""
+        """The other side has sent its last frame, or its time is over."""
         told = channel.discarding
         self._forget(channel)
         if not told:
@@ -436,7 +436,7 @@ class Connection(Core):
         del self.channels[channel.id]
 
 
-#: What CloseChannel and ChannelClosed alike mean for a channel that the peer does not end by them.
+#: In these states both CloseChannel and ChannelClosed are an answer, and mean this.
 _ENDS: Final = {
     ChannelState.OPENING: ChannelEndReason.REFUSED,
     ChannelState.HALF_CLOSED: ChannelEndReason.NORMAL,

@@ -1,6 +1,7 @@
-"""What differs between the clients of 2019, in what passes between two of them (:ref:`spec-messaging-dialects`).
+"""How clients of 2019 differ in what they send to each other (:ref:`spec-messaging-dialects`).
 
-It cannot be detected safely, so it is configured. The layout of frames is another matter, between a client and its relay.
+A dialect cannot be detected safely, so it is configured. The layout of frames is independent of it: it is between a client
+and its relay.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Dialect:
 
 #: March 2019, and the one that the description of the protocol matches.
 V0: Final = Dialect("v0", own_ids=False, acks=True, rekey_every=10, numbered=False)
-#: The description of the protocol to the letter: it has no acknowledgements.
+#: Exactly as the protocol is described: without acknowledgements.
 SEED_DIALECT: Final = replace(V0, name="seed", acks=False)
 V2: Final = replace(V0, name="v2", own_ids=True)
 V3: Final = replace(V2, name="v3", acks=False)

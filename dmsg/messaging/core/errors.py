@@ -1,4 +1,4 @@
-"""What the messaging protocol can refuse or end for; all data is in attributes."""
+"""Why the messaging protocol refuses or ends; all data is in attributes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ChannelEndReason(Enum):
     INTEGRITY = "integrity"
     #: A frame or plaintext of this channel is not well formed.
     MALFORMED = "malformed"
-    #: The application did not take what came, and too much of it had piled up.
+    #: The application did not take received data, and too much of it waited.
     SLOW_CONSUMER = "slow_consumer"
     #: A deadline set on the transport passed without progress.
     DEADLINE = "deadline"
@@ -45,7 +45,7 @@ END_ERRORS: Final[dict[ChannelEndReason, type[ChannelError]]] = {}
 
 
 class ChannelError(DmsgError):
-    """Base of what a channel can fail for; ``reason`` says it for logs. One subclass for each reason."""
+    """Base of the faults of a channel; ``reason`` is for logs. One subclass for each reason."""
 
     reason = ChannelEndReason.NORMAL
 
@@ -71,7 +71,7 @@ class HandshakeFailed(ChannelError, reason=ChannelEndReason.HANDSHAKE):
 
 
 class OtherDialect(ChannelError, reason=ChannelEndReason.DIALECT):
-    """The peer speaks another dialect; that shows only where one has ids of its own and the other has not."""
+    """The peer speaks another dialect. That shows only where one side has ids of its own and the other has not."""
 
     def __init__(self) -> None:
         super().__init__("the peer speaks another dialect: both ends have to be set to the same one")

@@ -24,7 +24,7 @@ class LinkRequested(Event):
 
 @dataclass(slots=True)
 class LinkDone(Event):
-    """The link handshake is through: who the other side is, and the bytes behind the handshake, which are frames.
+    """The link handshake is done: the key of the other side, and the bytes after the handshake, which are frames.
 
     From now on frames may be sent.
     """
@@ -37,8 +37,8 @@ class LinkDone(Event):
 class ChannelOffered(Event):
     """Another client wants to open ``channel``: accept or refuse it.
 
-    Its key is the relay's word until ``Connection.prove``. Then it is proved, unless the relay repeats an old offer of
-    that key; it can neither read nor write what goes through such a channel.
+    Until ``Connection.prove`` only the relay vouches for its key. Then the key is proved, unless the relay repeats an old
+    offer of that key; the relay can neither read nor write what goes through such a channel.
     """
 
     channel: Channel
@@ -53,7 +53,7 @@ class ChannelOpened(Event):
 
 @dataclass(slots=True)
 class DataReceived(Event):
-    """Bytes of a channel, in order. The code that takes them calls ``Connection.consumed``."""
+    """Bytes of a channel, in order. Whoever takes them calls ``Connection.consumed``."""
 
     channel: Channel
     data: bytes

@@ -1,8 +1,8 @@
-"""The handshake of a link as a core (:ref:`spec-messaging-handshake`): four JSON objects, each with a line feed behind it.
+"""The handshake of a link as a core (:ref:`spec-messaging-handshake`): four JSON objects, each with a line feed after it.
 
 The client sends its key, the relay's and a nonce; the relay signs them (``sig1``); the client signs the same and ``sig1``
-(``sig2``); the relay says ``accepted``. Nothing is encrypted, then or later: a link tells a relay who its client is, and
-no more. ``accepted`` is under no signature.
+(``sig2``); the relay says ``accepted``. Nothing is encrypted, now or later: a link tells a relay who its client is, and
+no more. No signature covers ``accepted``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ VERSION: Final = "0.1"
 NONCE_BYTES: Final = 16
 _ENTROPY_BYTES: Final = 32
 _SPACE: Final = b" \t\r\n"
-#: What decides where an object ends: strings begin and end, braces open and close, a backslash hides what follows.
+#: The characters that decide where an object ends: a quote begins or ends a string, braces open and close, a backslash
+#: escapes the next character.
 _MARKS: Final = re.compile(rb'["\\{}]')
 _QUOTE, _BACKSLASH, _OPENS = b'"\\{'
 _HEX: Final = re.compile(r"[0-9a-fA-F]*\Z")
@@ -52,7 +53,7 @@ def _key(value: Any, what: str) -> PublicKey:
 
 
 def _signature(value: Any, what: str) -> bytes:
-    """The signature, or ``b""``: absent, ``null`` and 130 zeros all say that there is none. Go sends the zeros."""
+    """The signature, or ``b""``: absent, ``null`` and 130 zeros all mean that there is none. Go sends the zeros."""
     if value is None:
         return b""
     signature = _hex(value, SIGNATURE_BYTES, what)
@@ -68,15 +69,15 @@ class LinkFrame:
     nonce: bytes
     sig1: bytes = b""
     sig2: bytes = b""
-    #: ``None`` when it is not there, which Go means by ``false``.
+    #: ``None`` when it is not there: Go leaves it out for ``false``.
     accepted: bool | None = None
 
     def payload(self) -> bytes:
-        """What the next signature is over: the version as text, both keys, the nonce, and ``sig1`` once it is there."""
+        """What the next signature covers: the version as text, both keys, the nonce, and ``sig1`` once it is there."""
         return b"".join((VERSION.encode(), self.initiator.raw, self.responder.raw, self.nonce, self.sig1))
 
     def encode(self) -> bytes:
-        """The object without white space, and a line feed: to be written in one piece, which Go depends on."""
+        """The object without white space, and a line feed. Go depends on both being written in one piece."""
         parts = [f'{{"version":"{VERSION}","initiator":"{self.initiator}"']
         parts.append(f',"responder":"{self.responder}","nonce":"{self.nonce.hex()}"')
         if self.sig1:
@@ -90,7 +91,7 @@ class LinkFrame:
 
     @classmethod
     def decode(cls, data: bytes) -> LinkFrame:
-        """Read one object; members that are not known mean nothing. Raises ``RemoteProtocolError``."""
+        """Read one object; unknown members are ignored. Raises ``RemoteProtocolError``."""
         try:
             members = decode(data, HANDSHAKE_OBJECT_LIMIT_BYTES)
         except MalformedJson:
@@ -115,14 +116,14 @@ class LinkFrame:
 class ObjectReader:
     """Cuts a stream of bytes into JSON objects, which may be pretty-printed and have white space between them.
 
-    Each byte is looked at once. ``RemoteProtocolError`` as soon as an object is over ``HANDSHAKE_OBJECT_LIMIT_BYTES`` or
-    something else than an object begins.
+    Each byte is looked at once. Raises ``RemoteProtocolError`` as soon as an object is over
+    ``HANDSHAKE_OBJECT_LIMIT_BYTES``, or something other than an object begins.
     """
 
     __slots__ = ("_depth", "_in_string", "_scanned", "buffer")
 
     def __init__(self) -> None:
-        #: What was received and not taken.
+        #: Received bytes that were not taken.
         self.buffer = bytearray()
         self._restart()
 
@@ -143,7 +144,7 @@ class ObjectReader:
         return taken
 
     def take_line_feed(self) -> bool:
-        """Take the line feed behind an object; ``False`` if nothing has come yet. Anything else is an error."""
+        """Take the line feed after an object; ``False`` if nothing has come yet. Any other byte is an error."""
         if not self.buffer:
             return False
         if self.buffer[0] != 0x0A:
@@ -164,7 +165,7 @@ class ObjectReader:
             at = mark.end()
             byte = buffer[at - 1]
             if byte == _BACKSLASH:
-                if at == limit:  # what it hides has not come
+                if at == limit:  # the escaped character has not come yet
                     at -= 1
                     break
                 at += 1
@@ -181,7 +182,7 @@ class ObjectReader:
 
 
 class _Step(Enum):
-    """What a side waits for."""
+    """What one side waits for."""
 
     FRAME_1 = "frame 1"
     FRAME_2 = "frame 2"
@@ -197,7 +198,7 @@ _READING: Final = frozenset({_Step.FRAME_1, _Step.FRAME_2, _Step.FRAME_3, _Step.
 
 
 class _LinkHandshake(Core):
-    """What both sides have in common: the reader, what is to be sent, and the time limit."""
+    """The common part of both sides: the reader, the bytes to be sent, and the time limit."""
 
     __slots__ = ("_deadline", "_frame", "_key", "_out", "_reader", "_step")
 
@@ -268,7 +269,7 @@ class LinkInitiator(_LinkHandshake):
     """The client's side: one :class:`LinkDone` once the relay has accepted.
 
     Raises :class:`~dmsg.messaging.core.errors.LinkRefused` when the relay does not want this client. The shell sends no
-    frame before the end, because Go's relays would lose it.
+    frame before the end of the handshake, because Go's relays would lose it.
     """
 
     __slots__ = ()
@@ -316,8 +317,8 @@ class LinkResponder(_LinkHandshake):
     """The relay's side. :class:`LinkRequested` says who the client is; then :meth:`accept` or :meth:`refuse` is called.
 
     :class:`LinkDone` follows ``FIRST_FRAME_PAUSE_S`` after the acceptance, or with the first byte that the client sends
-    behind it (:ref:`spec-messaging-boundary`). Frames for the client may be
-    queued from the acceptance on, and are sent after that.
+    after it (:ref:`spec-messaging-boundary`). Frames for the client may be queued from the acceptance on, and are sent after
+    :class:`LinkDone`.
     """
 
     __slots__ = ("_random",)
@@ -334,7 +335,7 @@ class LinkResponder(_LinkHandshake):
         self._random = random
 
     def accept(self, now: float) -> None:
-        """Let the client in: the last object goes out."""
+        """Admit the client: the last object goes out."""
         self._decide(accepted=True)
         self._step = _Step.PAUSE
         self._deadline = now + FIRST_FRAME_PAUSE_S
@@ -370,10 +371,10 @@ class LinkResponder(_LinkHandshake):
             if frame.responder != self._key.public_key:
                 raise _malformed("not our key")
             if frame.sig1 or frame.sig2:
-                # We would sign what a third party takes for our sig2, and so for us as its client.
+                # We would sign bytes that a third party takes for our sig2: it would take its peer for us.
                 raise _malformed("signed too early")
             asked = replace(frame, accepted=None)
-            # The nonce is the client's, so only sig1 tells this handshake from an earlier one. If it were the same for the
+            # The nonce is the client's, so only sig1 tells this handshake from an earlier one. If sig1 were the same for the
             # same first object, a recorded sig2 could be sent again.
             sig1 = self._key.sign(asked.payload(), self._random(_ENTROPY_BYTES))
             self._send(replace(asked, sig1=sig1))

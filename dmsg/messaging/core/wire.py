@@ -83,7 +83,7 @@ class Layout:
 
     def __init__(self, name: str, *, size_first: bool, body_limit_bytes: int) -> None:
         self.name = name
-        #: Longest body, channel id included, that is written and read.
+        #: Longest body, including the channel id, that is written and read.
         self.body_limit_bytes = body_limit_bytes
         self._size_first = size_first  # and the type byte is counted in
         self._header = struct.Struct(">HBB" if size_first else ">BHB")
@@ -102,7 +102,7 @@ class Layout:
         return self._header.pack(kind, size, channel_id) + payload
 
     def send_header(self, channel_id: int, ciphertext_bytes: int) -> bytes:
-        """What stands before the ciphertext of a Send; at most ``CIPHERTEXT_LIMIT_BYTES`` of it follow."""
+        """The bytes before the ciphertext of a Send; at most ``CIPHERTEXT_LIMIT_BYTES`` of ciphertext follow."""
         size = ciphertext_bytes + LENGTH_BYTES + 1
         if self._size_first:
             return self._send_header.pack(size + 1, SEND, channel_id, ciphertext_bytes)
@@ -158,7 +158,7 @@ _FIRST_HEADERS: Final = {
 
 
 def recognise_layout(header: bytes) -> Layout:
-    """The layout that the first ``HEADER_BYTES`` of a link are written in (:ref:`spec-messaging-layouts`).
+    """The layout in which the first ``HEADER_BYTES`` of a link are written (:ref:`spec-messaging-layouts`).
 
     A client that dials begins with OpenChannel: ``00 54 00`` in Go's layout, ``00 00 53`` in the other. One that only
     answers begins with ChannelOpened, ChannelClosed or CloseChannel. Raises ``RemoteProtocolError`` for anything else.
@@ -170,7 +170,7 @@ def recognise_layout(header: bytes) -> Layout:
 
 
 class FrameReader:
-    """Takes what is read from a link apart. Until ``layout`` is known, the first frame decides.
+    """Splits the bytes of a link into frames. If ``layout`` is not given, the first frame decides it.
 
     Keeps one incomplete frame at most, and copies it once, however small the pieces are.
     """
@@ -184,11 +184,11 @@ class FrameReader:
 
     @property
     def held_bytes(self) -> int:
-        """What was received of a frame that is not complete."""
+        """Received bytes of a frame that is not complete."""
         return len(self._tail)
 
     def read(self, data: bytes) -> tuple[bytes, list[Frame]]:
-        """The frames that ``data`` completes, and the bytes that they point into. Raises ``RemoteProtocolError``."""
+        """The bytes that the frames point into, and the frames that ``data`` completes. Raises ``RemoteProtocolError``."""
         if len(data) < self._missing:
             self._tail += data
             self._missing -= len(data)

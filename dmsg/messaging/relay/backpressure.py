@@ -1,9 +1,9 @@
 """Back-pressure on clients of a messaging relay, by not reading from them: the protocol itself has none.
 
-A dialect with acknowledgements keeps one message of a channel under way. Without them nothing but the network slows a
-client down that sends faster than its peer takes: more would wait for the peer than may (:ref:`spec-queues`), and the
-channel would end. All channels of the client stand still meanwhile, so it is not for long, and never for what many channels
-have under way together: a stranger may open many.
+A dialect with acknowledgements keeps one message of a channel under way. Without acknowledgements only the network slows
+down a client that sends faster than its peer takes: the queue for the peer would exceed its limit (:ref:`spec-queues`), and
+the channel would end. While a client is not read from, all its channels stand still. So that does not last long, and only
+the queue of a single channel causes it, never the sum of many: a stranger may open many.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from dmsg.serving.member import Leg
 from dmsg.serving.shell import RelayShell
 
-#: Why a client is not read from.
+#: The reason for not reading from a client.
 _QUEUED: Final = "queued"
-#: A client is not read from while a channel of it has so many bytes waiting, as a share of the most that may wait; it is
-#: read from again below half of that.
+#: A client is not read from while the queue of one of its channels is above this share of the limit; it is read from again
+#: below half of that.
 _HELD_SHARE: Final = 0.5
 
 _size = attrgetter("queued_bytes")
 
 
 class Backpressure:
-    """The clients that are not read from. ``limit_bytes`` is what may wait in a queue, ``limit_s`` how long one is held.
+    """The clients that are not read from. ``limit_bytes`` may wait in a queue, and a client is held for ``limit_s`` at most.
 
     After that its data is queued again, and the channel whose peer does not take it ends.
     """
@@ -35,13 +35,13 @@ class Backpressure:
         self._reactor = reactor
         self._held_bytes = int(limit_bytes * _HELD_SHARE)
         self._limit_s = limit_s
-        #: Until when each is held, and for which queue.
+        #: Until when each client is held, and for which queue.
         self._held: dict[RelayShell, tuple[IDelayedCall, Leg[Any]]] = {}
-        #: Clients that were held for as long as may be, until little waits in that queue.
+        #: Clients that were held for the longest time allowed, and their queue. They are removed once little waits in it.
         self._spent: dict[RelayShell, Leg[Any]] = {}
 
     def look_at(self, shell: RelayShell) -> None:
-        """The client of ``shell`` was read from: stop that if too much of it waits."""
+        """The client of ``shell`` was read from: stop reading if too much of its data waits."""
         member = shell.member
         if member is None or shell in self._held:
             return
@@ -55,12 +55,12 @@ class Backpressure:
                 shell.hold(_QUEUED, True)
 
     def look_again(self) -> None:
-        """Something was taken, or dropped: read again from clients of which little waits."""
+        """Data was taken or dropped: read again from clients with little data waiting."""
         for shell in [shell for shell, (_, queue) in self._held.items() if not self._waits(queue)]:
             self.let_go(shell)
 
     def let_go(self, shell: RelayShell) -> None:
-        """Read from a client again, or forget it; silent when it is read from."""
+        """Read from a client again, or forget it. Does nothing if it is being read from."""
         self._spent.pop(shell, None)
         held = self._held.pop(shell, None)
         if held is not None:

@@ -1,4 +1,4 @@
-"""A stranger's link handshake at a relay (:ref:`spec-messaging-handshake`), for which its address pays a token. Pure."""
+"""A stranger's link handshake at a relay (:ref:`spec-messaging-handshake`), which takes a token of its address. Pure."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from dmsg.messaging.relay.limits import RelayLimits
 class StrangerHandshake(LinkResponder):
     """The relay's side of a link handshake (a :class:`dmsg.serving.shell.StrangerCore`).
 
-    ``take`` is called with the time when the first byte comes, takes the tokens of a handshake, and gives the limit that
-    refuses it, or "".
+    ``take`` is called with the time when the first byte comes. It takes the tokens of a handshake, and gives the name of the
+    limit that refuses it, or "".
     """
 
     __slots__ = ("_silent_until", "_take", "messages")
@@ -29,15 +29,15 @@ class StrangerHandshake(LinkResponder):
         super().__init__(key, now=now, timeout_s=limits.handshake_timeout_s, random=random)
         self._take: Callable[[float], str] | None = take
         self._silent_until: float | None = now + limits.first_byte_timeout_s
-        #: Objects that were looked at: each costs a signature or its verification.
+        #: Objects that were handled: each costs a signature, or the verification of one.
         self.messages = 0
 
     def heard(self) -> None:
-        """The client has sent something: it is not silent, even if that is taken in only later."""
+        """The client has sent something: it is not silent, even if its data is handled only later."""
         self._silent_until = None
 
     def receive_data(self, data: bytes, now: float) -> list[Event]:
-        """Take bytes from the network; raises ``RemoteProtocolError`` for a stranger that is turned away, too."""
+        """Take bytes from the network; raises ``RemoteProtocolError`` also for a stranger that is turned away."""
         self.heard()
         take, self._take = self._take, None
         refusal = take(now) if take is not None else ""

@@ -1,7 +1,7 @@
 """A client's end at a relay of the messaging system, and the legs of its channels.
 
-Pure. What they have in any protocol stands in :mod:`dmsg.serving.member`; :mod:`dmsg.messaging.relay.switch` decides
-what happens to them.
+Pure. The part for any protocol is in :mod:`dmsg.serving.member`; :mod:`dmsg.messaging.relay.switch` decides what happens
+to them.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from dmsg.messaging.core.limits import LINK_IDS
 from dmsg.messaging.core.wire import FrameReader, Layout
 from dmsg.serving import member as any_protocol
 
-#: The relay gives these ids first, from 255 down: clients count from 0 up, and where both sides of a link have the same
-#: ids an OpenChannel of each would otherwise meet in the middle.
+#: The relay gives out these upper ids first, from 255 down, because clients count from 0 up: where both sides of a link share
+#: the ids, an OpenChannel of each could otherwise have the same id.
 _UPPER_IDS: Final = LINK_IDS // 2
 #: The id of a leg whose client has not said yet what it calls the channel.
 UNKNOWN_ID: Final = -1
 
 
 class Leg(any_protocol.Leg["Member"]):
-    """One side of a channel; ``closing`` tells that its client has sent CloseChannel.
+    """One side of a channel; ``closing`` means that its client has sent CloseChannel.
 
-    ``id`` and ``key`` are one id where the client has one for both directions. Where each side has its own, ``key`` is
-    the relay's, and ``id`` the client's. Until the channel is open, the leg that asked has a ``key`` that no frame can
+    Where a channel has one id for both directions, ``id`` and ``key`` are equal. Where each side has ids of its own, ``key`` is
+    the relay's id and ``id`` the client's. Until the channel is open, the leg that asked has a ``key`` that no frame can
     have (:meth:`asking_key`).
     """
 
@@ -42,7 +42,7 @@ class Leg(any_protocol.Leg["Member"]):
         return LINK_IDS + channel_id
 
     def rekey(self, key: int) -> None:
-        """Be found by ``key`` from now on."""
+        """Register this leg under ``key`` from now on."""
         del self.member.legs[self.key]
         self.key = key
         self.member.legs[key] = self
@@ -51,9 +51,9 @@ class Leg(any_protocol.Leg["Member"]):
 class Member(any_protocol.Member[Leg]):
     """The core of one client's link (a :class:`~dmsg.sansio.core.Core`).
 
-    ``layout`` is the one that frames to the client have: the relay's own until the client's first frame tells which one it
-    speaks (:ref:`spec-messaging-layouts`). ``own_ids`` is whether each side of the link has ids of its own, ``None``
-    until an answer of the client's has told.
+    ``layout`` is the layout of frames to the client: the relay's own until the client's first frame shows which one it
+    speaks (:ref:`spec-messaging-layouts`). ``own_ids`` says whether each side of the link has ids of its own; ``None``
+    until an answer of the client shows it.
     """
 
     __slots__ = ("_next_id", "layout", "own_ids", "reader")
@@ -67,16 +67,16 @@ class Member(any_protocol.Member[Leg]):
 
     @property
     def unfinished_bytes(self) -> int:
-        """Bytes that came and are not a whole frame yet."""
+        """Received bytes that do not form a whole frame yet."""
         return self.reader.held_bytes
 
     def send_control(self, frame: bytes) -> None:
-        """Send a frame that is not data, ahead of data that waits; ``b""`` is none."""
+        """Send a frame that is not data. It goes ahead of data that waits; ``b""`` is no frame."""
         if frame:
             super().send_control(frame)
 
     def asked_as(self, channel_id: int) -> Leg | None:
-        """The leg that an OpenChannel for ``channel_id`` would be in the way of, or ``None``."""
+        """The leg that is in the way of an OpenChannel for ``channel_id``, or ``None``."""
         found = self.legs.get(Leg.asking_key(channel_id))
         if found is None and not self.own_ids:
             found = self.legs.get(channel_id)
@@ -87,7 +87,7 @@ class Member(any_protocol.Member[Leg]):
         return found
 
     def key_for(self, asking: Leg, own_ids: bool) -> int | None:
-        """Where a channel that this client asked for is found once it is open, or ``None`` if there is no room."""
+        """The key of a channel that this client asked for, once it is open; ``None`` if there is no room."""
         if own_ids:
             return self.free_id()
         return asking.id if asking.id not in self.legs else None
@@ -97,8 +97,8 @@ class Member(any_protocol.Member[Leg]):
         return next((leg for leg in self.legs.values() if leg.id == channel_id and leg.open), None)
 
     def free_id(self) -> int | None:
-        """An id that the relay may give to a channel of this client, or ``None``. One is used again after the others, and
-        when the last frames of the channel that had it have left.
+        """An id that the relay may give to a channel of this client, or ``None``. Ids are used in rotation, and not again
+        before the last frames of the channel that had the id are sent.
         """
         leaving = {leg.id for leg in self.waiting if not leg.open}
         for turn in range(LINK_IDS):

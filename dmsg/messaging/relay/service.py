@@ -1,4 +1,4 @@
-"""A relay of the messaging system as a service: what :mod:`dmsg.serving.service` leaves to a protocol.
+"""A relay of the messaging system as a service: the part that :mod:`dmsg.serving.service` leaves to a protocol.
 
 :ref:`spec-messaging-handshake`, :ref:`spec-messaging-relay`.
 """
@@ -79,7 +79,7 @@ class MessagingRelay(RelayService):
         super().startService()
 
     def after_read(self, shell: Shell) -> None:
-        """Flush what one read was for, and stop reading from a client of which too much waits."""
+        """Flush after a read, and stop reading from a client with too much data waiting."""
         super().after_read(shell)
         assert isinstance(shell, RelayShell)
         self._backpressure.look_at(shell)
@@ -89,22 +89,22 @@ class MessagingRelay(RelayService):
         self._backpressure.look_again()
 
     def connection_lost(self, shell: Shell, error: DmsgError | None, reason: Failure) -> None:
-        """Forget a connection, tell its peers, and read again from those whose data waited for it."""
+        """Forget a connection, tell its peers, and read again from clients whose data waited for it."""
         assert isinstance(shell, RelayShell)
         self._backpressure.let_go(shell)
         super().connection_lost(shell, error, reason)
         self._backpressure.look_again()
 
     def greet(self, origin: Origin, now: float) -> StrangerHandshake:
-        """A link handshake, for which ``origin`` pays with a token."""
+        """A link handshake, which takes a token of ``origin``."""
         limits, random = self.switch.limits, self._random
         return StrangerHandshake(self.key, limits, lambda at: self._rates.take(origin, at), now=now, random=random)
 
     def on_handshake(self, shell: RelayShell, event: LinkRequested | LinkDone) -> None:
         """Admit the client that has shown its key, or refuse it; go on with its frames when they may begin.
 
-        Between the two steps others can reach it already: what they send waits for it, for
-        :ref:`the pause <spec-messaging-boundary>`.
+        Between the two steps other clients can reach it already: their frames wait until
+        :ref:`the pause <spec-messaging-boundary>` is over.
         """
         if isinstance(event, LinkDone):
             member = shell.member

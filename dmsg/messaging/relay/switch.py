@@ -1,7 +1,7 @@
 """The switch of a messaging relay: which channel goes where, under which id, in which layout.
 
-Pure. :ref:`spec-messaging-relay`. What happens in any protocol stands in :mod:`dmsg.serving.switch`. A frame that means
-nothing here (of no channel, of an unknown type) is ignored, as clients do.
+Pure. :ref:`spec-messaging-relay`. The part for any protocol is in :mod:`dmsg.serving.switch`. A frame of no channel, or of
+an unknown type, is ignored, as clients do.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from dmsg.serving.events import Ending, RequestRefused, SwitchEvent
 from dmsg.serving.member import LegState
 from dmsg.serving.waits import Waits
 
-# Attributes of an enumeration, which take a call in Python.
+# Looked up once: an attribute of an Enum class takes a call in Python.
 _OPEN: Final = LegState.OPEN
 _REQUESTED: Final = LegState.REQUESTED
 
@@ -38,9 +38,9 @@ _REQUESTED: Final = LegState.REQUESTED
 class Switch(any_protocol.Switch[Member, Leg]):
     """The members of a relay and the channels between them.
 
-    ``layout`` is spoken with clients that have not sent a frame yet. With ``go_quirks`` a channel that the relay itself
-    ends is ended by CloseChannel, because clients of 2019 ignore ChannelClosed on an open one. One of a client that writes the
-    layout SEED, as none of them does, still ends by ChannelClosed: to it a CloseChannel would be an orderly end.
+    ``layout`` is for clients that have not sent a frame yet. With ``go_quirks`` the relay itself ends channels by CloseChannel,
+    because clients of 2019 ignore ChannelClosed on an open channel. A client that writes the layout SEED is none of 2019, and
+    still gets ChannelClosed: to such a client a CloseChannel would be an orderly end.
     """
 
     limits: RelayLimits
@@ -49,11 +49,11 @@ class Switch(any_protocol.Switch[Member, Leg]):
         super().__init__(limits or RelayLimits())
         self._layout = layout
         self._closes_open = CLOSE_CHANNEL if go_quirks else CHANNEL_CLOSED
-        #: Channels that one side has closed, and until when the other one may go on.
+        #: Channels that one side has closed, and until when the other side may go on.
         self._closing: Waits[Leg] = Waits(_OPEN)
 
     def add_member(self, remote: PublicKey, now: float, *, group: str = "") -> tuple[Member, list[SwitchEvent]]:
-        """Admit a link. A link that the key had before is dropped with its channels (:ref:`spec-newest-wins`).
+        """Admit a link. An older link of the same key is dropped with its channels (:ref:`spec-newest-wins`).
 
         ``group`` is the group of addresses it comes from (:func:`dmsg.address.address_group`); without one it has a
         group of its own.
@@ -62,10 +62,10 @@ class Switch(any_protocol.Switch[Member, Leg]):
         return member, self.admit(member, now)
 
     def closing(self, leg: Leg, reason: int) -> bytes:
-        """ChannelClosed, or for a client of 2019 whose channel was offered or is open CloseChannel.
+        """ChannelClosed; or CloseChannel for a client of 2019 whose channel was offered or is open.
 
-        Nothing when the client has not said yet what it calls the channel: it is told when it does. A client that has not
-        shown yet whether it has ids of its own does have some if the relay's id is also that of a channel it has open.
+        Gives ``b""`` when the client has not told its id of the channel yet: the frame is sent when it does. A client that has
+        not shown yet whether it has ids of its own does have some if the relay's id is also the id of one of its open channels.
         """
         member = leg.member
         if leg.id == UNKNOWN_ID or (not leg.initiator and member.own_ids is None and member.called(leg.id) is not None):
@@ -74,7 +74,7 @@ class Switch(any_protocol.Switch[Member, Leg]):
         return member.layout.encode(CHANNEL_CLOSED if waits else self._closes(member), leg.id)
 
     def _closes(self, member: Member) -> int:
-        """What ends an open channel of ``member``; programs of 2019 write no other layout than GO."""
+        """The frame that ends an open channel of ``member``; programs of 2019 write only the layout GO."""
         return self._closes_open if member.layout is GO else CHANNEL_CLOSED
 
     # --- frames ----------------------------------------------------------------------------------------------------
@@ -101,12 +101,12 @@ class Switch(any_protocol.Switch[Member, Leg]):
                 elif leg is not None and leg.state is _OPEN and not leg.closing:
                     leg.bytes += end - start
                     target, there = leg.target, leg.other.id
-                    if target.layout is layout:  # the header as it came, another id, the payload as it came
+                    if target.layout is layout:  # the header and the payload as they came, and another id
                         head, body = data[start - 4 : start - 1] + there.to_bytes(1, "big"), data[start:end]
                     else:
                         try:
                             frame = target.layout.encode(SEND, there, data[start:end])
-                        except LocalProtocolError:  # longer than frames of the other layout may be
+                        except LocalProtocolError:  # too long for a frame of the other layout
                             self._end_both(leg, Ending.MALFORMED, events)
                             continue
                         head, body = frame[:4], frame[4:]
@@ -116,7 +116,7 @@ class Switch(any_protocol.Switch[Member, Leg]):
                     else:
                         self._enqueue(leg, head + body, events)
         except RemoteProtocolError as error:
-            error.events = events  # of the frames before the one that is at fault
+            error.events = events  # of the frames before the faulty one
             raise
         return events
 
@@ -137,7 +137,7 @@ class Switch(any_protocol.Switch[Member, Leg]):
 
     def _on_open_channel(self, member: Member, channel_id: int, payload: bytes, events: list[SwitchEvent]) -> None:
         older = member.asked_as(channel_id)
-        if older is not None:  # what the answer closes at the client ends here as well
+        if older is not None:  # the answer closes that channel at the client, so it ends here as well
             self._end(older, Ending.BAD_ID, events, by="server", tell=older.other)
         target = self.members.get(payload[:KEY_BYTES])
         reason = Ending.BAD_ID if older is not None else self._refusal_of(member, payload, target)
@@ -156,7 +156,7 @@ class Switch(any_protocol.Switch[Member, Leg]):
     def _refusal_of(self, member: Member, payload: bytes, target: Member | None) -> Ending | None:
         """Why an OpenChannel is not passed on to ``target``, or ``None``."""
         if len(payload) != OPEN_CHANNEL_BYTES:
-            self._count_stray(member)  # one of four bytes costs as much as a whole one
+            self._count_stray(member)  # a request of four bytes costs as much as a whole one
             return Ending.MALFORMED
         reason = self._refusal_from(member)
         if reason is not None:
@@ -172,10 +172,10 @@ class Switch(any_protocol.Switch[Member, Leg]):
 
     def _on_channel_opened(self, member: Member, leg: Leg | None, payload: bytes, events: list[SwitchEvent]) -> None:
         own_ids = len(payload) == CHANNEL_OPENED_BYTES + 1
-        # By a channel, or by a request of its own.
+        # In use by a channel, or by a request of the client itself.
         in_use = own_ids and (member.called(payload[0]) is not None or Leg.asking_key(payload[0]) in member.legs)
         if leg is None or leg.initiator or leg.state is not _REQUESTED:
-            if leg is None and own_ids and not in_use:  # the request is over: only now there is an id to say so
+            if leg is None and own_ids and not in_use:  # the request is over, and only now is there an id to tell it
                 member.send_control(member.layout.encode(self._closes(member), payload[0]))
             return
         message = payload[own_ids:]
@@ -214,7 +214,7 @@ class Switch(any_protocol.Switch[Member, Leg]):
             self._closing.add(leg, self.now + self.limits.close_timeout_s)
             frame = other.member.layout.encode(CLOSE_CHANNEL, other.id)
             if other.queue:
-                self._enqueue(leg, frame, events)  # behind the data that came before it
+                self._enqueue(leg, frame, events)  # after the data that came before it
             else:
                 other.member.send_control(frame)
 
@@ -226,7 +226,7 @@ class Switch(any_protocol.Switch[Member, Leg]):
         return closed if due is None else min(closed, due)
 
     def handle_timeout(self, now: float) -> list[SwitchEvent]:
-        """Close channels that were not answered or not closed in time, and those whose receiver takes nothing."""
+        """Close channels not answered, or not closed by both sides, in time, and those whose receiver takes nothing."""
         events = super().handle_timeout(now)
         for leg in self._closing.over(now):
             self._end(leg, Ending.NORMAL, events, by=leg.side, tell=leg.other)
