@@ -1,8 +1,8 @@
 """Relays a client may connect to, and the order in which it tries them: by network group first, then by score. Pure.
 
-A group is the network one operator gets in one piece (:func:`dmsg.address.network_group`). Keys and addresses within one
-cost nothing, so a group's relays share one place in each round of the order: a thousand relays in one /24 come up no earlier
-than a single one elsewhere.
+A group is a network that an operator gets in one piece (:func:`dmsg.address.network_group`). Keys, and addresses within a
+group, cost nothing. So the relays of a group share one place in each round of the order: a thousand relays in one /24 come up
+no earlier than a single relay elsewhere.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Final
 from dmsg.address import HostPort, network_group
 from dmsg.crypto.keys import PublicKey
 
-#: Of three candidates raced, two are remembered ones and one is new: relays that served before are the likelier ones to
-#: serve, and a client that never tried a new one would stay with those it found first for ever.
+#: Of three candidates in a race, two are remembered and one is new. Relays that served before are more likely to serve again,
+#: but a client that never tried a new one would stay with those it found first for ever.
 REMEMBERED_IN_TURN: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A relay to try. Without an ``address``, and for one that is only ``remembered``, discovery is asked for it first."""
+    """A relay to try. If it has no ``address``, or is only ``remembered``, discovery is asked for its address first."""
 
     public_key: PublicKey
     address: HostPort | None = None
@@ -39,7 +39,7 @@ Draw = Callable[[Iterable[PublicKey]], list[PublicKey]]
 
 
 def spread(candidates: Iterable[Candidate], draw: Draw) -> list[Candidate]:
-    """All of ``candidates``: one of each group in the order of a draw, then a second one of each, and so on."""
+    """All of ``candidates``: one of each group in the order of a draw, then a second one of each group, and so on."""
     known = {one.public_key: one for one in candidates}
     groups: dict[str, list[PublicKey]] = {}
     for key in draw(known):
@@ -53,7 +53,7 @@ def spread(candidates: Iterable[Candidate], draw: Draw) -> list[Candidate]:
 
 
 def alternate(remembered: Sequence[Candidate], others: Sequence[Candidate]) -> list[Candidate]:
-    """Both in turn: :data:`REMEMBERED_IN_TURN` remembered ones, one of the others, and so on until both are used up."""
+    """Both lists in turn: :data:`REMEMBERED_IN_TURN` remembered ones, one of the others, and so on to the end of both."""
     first, second = iter(remembered), iter(others)
     order: list[Candidate] = []
     while len(order) < len(remembered) + len(others):

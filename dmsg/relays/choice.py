@@ -1,4 +1,4 @@
-"""An operator's list of relays, as a client is told of it: where it is, whose it is, and what it is for. Pure."""
+"""The settings of an operator's list of relays: where it is, who signs it, and how it is used. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dmsg.crypto.keys import PublicKey
 
 
 class RelaysMode(Enum):
-    """What the list is for: its relays first, or no others at all."""
+    """How the list is used: its relays first, or no others at all."""
 
     PREFER = "prefer"
     ONLY = "only"
@@ -27,7 +27,7 @@ class NamedRelay(TypingProtocol):
 
     @property
     def address(self) -> HostPort | None:
-        """Where it is, if the list tells."""
+        """Its address, if the list tells it."""
 
 
 class RelayChoice(TypingProtocol):
@@ -42,7 +42,7 @@ class RelayChoice(TypingProtocol):
 
 @dataclass(frozen=True, slots=True)
 class RelaysFrom:
-    """A setting: the file or URL of a list, the keys it may be signed with, and what it is for."""
+    """A setting: the file or URL of a list, the keys that may sign it, and how it is used."""
 
     location: str
     keys: tuple[PublicKey, ...]

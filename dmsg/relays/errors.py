@@ -7,7 +7,7 @@ from dmsg.errors import DmsgError
 
 
 class RelayFault(DmsgError):
-    """A request failed because of the relay: another relay may do better. Errors of a protocol inherit from it, too."""
+    """A request failed because of the relay: another relay may do better. Protocols derive errors from it, too."""
 
 
 class NoCommonRelay(DmsgError):
@@ -36,4 +36,4 @@ class ServerLost(DmsgError):
 
 
 class RelayListError(DocumentError):
-    """A list of relays that is not used, or cannot be had; the one known before stays in force until it expires."""
+    """A list of relays that is not accepted, or cannot be read; the last accepted one stays in force until it expires."""

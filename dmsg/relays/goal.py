@@ -1,6 +1,6 @@
-"""Keeps up the sessions a client wants: which relays it tries, when, and which attempts it ends again.
+"""Keeps up the sessions a client wants: which relays it tries, when, and which attempts it gives up.
 
-The order of candidates is in :mod:`dmsg.relays.candidates`, how many run at a time in :mod:`dmsg.relays.race`.
+:mod:`dmsg.relays.candidates` has the order of candidates, :mod:`dmsg.relays.race` how many run at a time.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from dmsg.relays.scores import RelayScores
 from dmsg.relays.state import RelayFile
 from dmsg.sansio.backoff import SHORTEST_PAUSE_S, Backoff
 
-#: How many sessions a client keeps up if nothing else is said, each with a relay of another network group: the owner of one
+#: How many sessions a client keeps up by default, each with a relay of another network group, so that the owner of one
 #: network cannot cut it off.
 DEFAULT_GROUPS: Final = 2
-#: A client that has lost its last session asks discovery at once, but no sooner than this after it asked before: a relay that
-#: drops its clients again and again makes them ask once a second at most.
+#: A client that has lost its last session asks discovery at once, but not within this many seconds after the last question: a
+#: relay that drops its clients again and again makes them ask once a second at most.
 ALONE_PAUSE_S: Final = 1.0
 #: Addresses of relays that are remembered: as many as an operator's list may name without an address.
 LEARNED_LIMIT: Final = 1_000
@@ -44,10 +44,10 @@ class Sessions(TypingProtocol):
 
     @property
     def chosen(self) -> Collection[PublicKey]:
-        """Those that the goal or the program wants. Relays that only a dial led to were chosen by a peer, and do not count."""
+        """Those that the goal or the program wants. Sessions made only for dials do not count: a peer chose their relays."""
 
     def choose(self, relay: PublicKey) -> None:
-        """Want the session with ``relay``, which a dial has made."""
+        """Let the goal keep the session with ``relay``, which a dial has made."""
 
     @property
     def pinned(self) -> Mapping[PublicKey, HostPort]:
@@ -62,14 +62,14 @@ class Sessions(TypingProtocol):
     ) -> Deferred[Any]:
         """The session with ``relay``, made if there is none.
 
-        ``wanted_at`` says whether it is wanted, once it is known where it is.
+        ``wanted_at`` says whether the relay is wanted, once its address is known.
         """
 
     def give_up(self, relay: PublicKey, *, blame: bool) -> None:
-        """End an attempt nothing waits for; with ``blame`` it counts as one that failed."""
+        """End an attempt that nothing waits for; with ``blame`` it counts as a failure."""
 
     def leave_unlisted(self) -> None:
-        """End sessions, and attempts, with relays that may not be connected to any more."""
+        """End sessions and attempts with relays that may not be used any more."""
 
     def connecting(self, relay: PublicKey) -> bool:
         """Whether there is an attempt."""
@@ -81,16 +81,16 @@ class Sessions(TypingProtocol):
         """The network group of a relay with a session; "" for another one."""
 
     def address_of(self, relay: PublicKey) -> HostPort:
-        """Where a relay with a session is."""
+        """The address of a relay with a session."""
 
 
 class SessionGoal:
     """Pursues ``wanted`` sessions in ``pool``, each with a relay of another network group as far as there are groups.
 
-    ``None`` means :data:`DEFAULT_GROUPS`, and none beyond the first where there is only one group, or pinned relays.
-    ``listed`` is what discovery lists, ``memory`` what worked in earlier runs, ``operator`` the list of relays an operator has
-    signed: while one of those can be tried, no other is. Discovery is asked every ``poll_s`` seconds
-    while too few sessions are up; with one up and only another group missing, ever less often down to ``poll_limit_s``.
+    ``None`` means :data:`DEFAULT_GROUPS` groups: one where there is only one, and with pinned relays none besides these.
+    ``listed`` has the relays that discovery lists, ``memory`` those that worked in earlier runs, ``operator`` the list that an
+    operator has signed: while one of its relays can be tried, no other is. Discovery is asked every ``poll_s`` seconds while
+    too few sessions are up; with one up and only a second group missing, the pause grows to ``poll_limit_s``.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class SessionGoal:
         self._operator = operator
         if operator is not None:
             operator.changed = self._relisted
-        #: Where relays were found: those that the operator's list names without an address, and those that have moved.
+        #: Addresses found for relays that the operator's list names without an address, and for relays that have moved.
         self._learned: dict[PublicKey, HostPort] = {}
         self._scores = scores
         self._uniform = uniform
@@ -125,7 +125,7 @@ class SessionGoal:
         self._poll_s = poll_s
         self._idle_backoff = Backoff(poll_s, poll_limit_s)
         self._waiters: dict[PublicKey, Deferred[Any]] = {}
-        #: How often in a row discovery was asked with a session up and another group missing.
+        #: How often in a row discovery was asked with a session up and a second group missing.
         self._idle_looks = 0
         self._look_jitter = 1.0
         self._alone_since: float | None = None  # when the last session was lost
@@ -148,7 +148,7 @@ class SessionGoal:
             self._memory.save()
 
     def lost(self, relay: PublicKey) -> None:
-        """The session with ``relay`` is over: another group is wanted soon."""
+        """The session with ``relay`` is over: another one is wanted soon."""
         if self._memory is not None:
             self._memory.holds([relay])
         self._idle_looks = 0
@@ -157,12 +157,12 @@ class SessionGoal:
         self.look()
 
     def _relisted(self) -> None:
-        """Another list of the operator's is in force."""
+        """A new list of the operator is in force."""
         self._pool.leave_unlisted()
         self.look()
 
     def look(self) -> None:
-        """Look at the goal: something has changed, or it is time to."""
+        """Compare the sessions with the goal: something has changed, or it is time to."""
         self._nudged = True
         if self._stepping:
             return
@@ -180,7 +180,7 @@ class SessionGoal:
         self._timer = None if pause_s is None else self._clock.callLater(max(SHORTEST_PAUSE_S, pause_s), self.look)
 
     def _step(self) -> float | None:
-        """Start what there is room for and give up what is not wanted any more; how long until the next look."""
+        """Start the attempts that there is room for, and give up those not wanted any more; gives the time to the next look."""
         if self.wanted == 0:
             return None
         wake_at = self._keep_pinned()
@@ -193,7 +193,7 @@ class SessionGoal:
         return min(wake_at) - self._clock.seconds() if wake_at else None
 
     def _keep_pinned(self) -> list[float]:
-        """Connect every pinned relay; when to look again."""
+        """Connect every pinned relay; gives when to look again."""
         now, wake_at = self._clock.seconds(), []
         for relay in self._pool.pinned:
             if relay in self._pool.sessions or self._pool.connecting(relay):
@@ -206,18 +206,18 @@ class SessionGoal:
         return wake_at
 
     def _missing(self) -> int:
-        """How many sessions with relays that are not pinned are wanted beside those that are up."""
+        """How many more sessions with relays that are not pinned are wanted."""
         if self.wanted is None:
             return 0 if self._pool.pinned else DEFAULT_GROUPS - len(self._held_groups())
         pinned_under_way = sum(1 for relay in self._pool.pinned if self._pool.connecting(relay))
         return self.wanted - len(self._pool.chosen) - pinned_under_way if len(self._pool.pinned) < self.wanted else 0
 
     def _held_groups(self) -> set[str]:
-        """The groups that are of no use to the goal any more: one relay of each is enough unless a number was asked for."""
+        """The groups that the goal does not need any more: one relay of each is enough, unless a number was asked for."""
         return {self._pool.group_of(relay) for relay in self._pool.chosen} if self.wanted is None else set()
 
     def _run_race(self, missing: int) -> list[float]:
-        """Race for ``missing`` sessions; when to look again."""
+        """Race for ``missing`` sessions; gives when to look again."""
         now, race = self._clock.seconds(), self._race
         wake_at = [self._look_at(now)]
         if wake_at[0] is not None and wake_at[0] <= now:
@@ -247,7 +247,7 @@ class SessionGoal:
         return [at_s for at_s in wake_at if at_s is not None]
 
     def _take_made(self, candidates: Iterable[Candidate], missing: int) -> int:
-        """Take sessions with ``candidates`` that dials have made for wanted ones, ``missing`` at most; gives how many."""
+        """Adopt up to ``missing`` sessions with ``candidates`` that dials have made; gives how many."""
         taken = 0
         for one in candidates:
             relay = one.public_key
@@ -260,7 +260,7 @@ class SessionGoal:
         return taken
 
     def _enter(self, candidate: Candidate) -> None:
-        """Let ``candidate`` run in the race; the oldest of too many makes room."""
+        """Let ``candidate`` run in the race; if there are too many, the oldest attempt makes room."""
         relay, oldest = candidate.public_key, self._race.surplus()
         if oldest is not None:
             self.give_up([oldest])
@@ -278,12 +278,12 @@ class SessionGoal:
 
     def _note_worked(self, relay: PublicKey) -> None:
         if self._memory is not None:
-            self._memory.holds(self._pool.chosen)  # the others may have been connected for months
+            self._memory.holds(self._pool.chosen)  # the other sessions may have been up for months
             self._memory.worked(relay, self._pool.address_of(relay))
             self._memory.save()
 
     def give_up(self, relays: Iterable[PublicKey]) -> None:
-        """Take attempts out of the race, and end each that nothing else waits for."""
+        """Take attempts out of the race, and end those that nothing else waits for."""
         now = self._clock.seconds()
         for relay in relays:
             overtaken = self._race.overtaken(relay, now)
@@ -304,11 +304,11 @@ class SessionGoal:
             pause_s = self._idle_backoff.longest_s(self._idle_looks + 1)
         asked_s, alone_s = self._listed.asked_s, self._alone_since
         if alone_s is not None and asked_s <= alone_s and not self._pool.chosen:
-            return max(alone_s, asked_s + ALONE_PAUSE_S)  # what was listed before may be what has just gone
+            return max(alone_s, asked_s + ALONE_PAUSE_S)  # the relays listed before may be those that were just lost
         return asked_s + pause_s * self._look_jitter
 
     def _candidates(self) -> list[Candidate]:
-        """Relays that may be tried, the likelier ones first; remembered ones alone until discovery has answered."""
+        """Relays that may be tried, the likelier ones first; only remembered ones until discovery has answered."""
         now, listed = self._clock.seconds(), {one.public_key: one for one in self._listed.relays}
         remembered = {one.public_key: one for one in self._remembered()}
 
@@ -332,9 +332,9 @@ class SessionGoal:
         return [*sorted(alternate(kept, others), key=lambda one: one.group in taken), *preferred]
 
     def _remembered(self) -> list[Candidate]:
-        """The relays that worked in earlier runs, each where it was found when it was last looked up.
+        """The relays that worked in earlier runs, each with the address that was found when it was last looked up.
 
-        One that has moved into a network that is in use would be looked up again and again otherwise.
+        Otherwise a relay that has moved into a network in use would be looked up again and again.
         """
         remembered = self._memory.relays if self._memory is not None else []
         return [replace(one, address=self._learned.get(one.public_key, one.address)) for one in remembered]

@@ -1,4 +1,4 @@
-"""The relays discovery lists, asked for in the background and kept until they are asked for again."""
+"""The relays that discovery lists, asked for in the background and kept until the next answer."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from dmsg.relays.candidates import Candidate
 from dmsg.relays.rankwatch import RankWatch
 from dmsg.relays.scores import RelayScores
 
-#: An answer older than this many seconds is not used for so many seconds after discovery was asked again: the new one is
-#: probably at hand, and relays that have left are not in it. When discovery is silent, or gone, an old answer is used.
+#: When discovery is asked again, an answer older than ``OLD_S`` seconds is not used for ``WAIT_S`` seconds: the new answer
+#: probably comes soon, and does not have relays that have left. If discovery is silent or gone, the old answer is used.
 OLD_S: Final = 10.0
 WAIT_S: Final = 1.0
 
@@ -25,9 +25,9 @@ _log = Logger()
 
 
 class ListedRelays:
-    """What ``discovery`` last answered when it was asked for relays that speak ``protocol``.
+    """The last answer of ``discovery`` when it was asked for relays that speak ``protocol``.
 
-    The first answer is held back until ranks were asked for (``watch``). A question that fails leaves the answer before.
+    The first answer waits until ranks were asked for (``watch``). If a question fails, the earlier answer stays.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class ListedRelays:
             entries = await discovery.available_servers(self._protocol)
         except DiscoveryError as error:
             problem = f"discovery: {error}"
-            if problem != self.problem:  # said once: it is asked every few seconds, and may be away for weeks
+            if problem != self.problem:  # logged once: discovery is asked every few seconds, and may be away for weeks
                 _log.warn("Discovery gave no servers: {error}", error=error)
                 self.problem = problem
             return

@@ -1,8 +1,7 @@
-"""An operator's list of relays: the ones its clients use only, or first. Pure.
+"""An operator's list of relays, which its clients use exclusively or first. Pure.
 
-The document (:ref:`spec-relay-list`) is believed when it is signed by a key that is trusted, is not from the future,
-has not expired, and is no older than the one before. Unlike ranks it does not fade: from ``expires`` on it says
-nothing.
+The document (:ref:`spec-relay-list`) is accepted when it is signed by a trusted key, is not from the future, has not
+expired, and is no older than the one before. Unlike ranks it does not fade: it is valid until ``expires``.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from dmsg.discovery.signed import NUMBER_LIMIT, DocumentKind
 from dmsg.errors import InvalidAddress
 from dmsg.relays.errors import RelayListError
 
-#: Relays of a list: many more than a client tries before it is connected, few enough to be read in milliseconds.
+#: Relays in a list: many more than a client tries before it is connected, few enough to be read in milliseconds.
 RELAYS_LIMIT: Final = 1_000
 #: Longest document in bytes: :data:`RELAYS_LIMIT` relays with a key, a host name of 255 bytes and white space.
 DOCUMENT_LIMIT_BYTES: Final = 512 * 1024
@@ -26,7 +25,7 @@ DOCUMENT_LIMIT_BYTES: Final = 512 * 1024
 LIFETIME_LIMIT_S: Final = 366 * 24 * 3600
 
 
-#: What a list says it is, and what its signature is tagged with.
+#: The format that a list names, and the tag of its signature.
 KIND: Final = DocumentKind("dmsg-relay-list", 1, DOCUMENT_LIMIT_BYTES, RelayListError)
 
 
@@ -49,7 +48,7 @@ class ListedRelay:
 
 @dataclass(frozen=True, slots=True)
 class RelayList:
-    """A list that was verified. ``issued`` and ``expires`` are Unix seconds, ``issuer`` is who signed it."""
+    """A list that was verified. ``issued`` and ``expires`` are Unix seconds; ``issuer`` has signed it."""
 
     issued: int
     expires: int
@@ -62,8 +61,8 @@ class RelayList:
     ) -> RelayList:
         """Read and verify a document; ``now_s`` is Unix time in seconds.
 
-        ``previous``, the one in force, is given back when ``data`` says the same. Raises ``RelayListError`` and nothing
-        else; it tells what is wrong.
+        ``previous``, the list in force, is given back when ``data`` says the same. Raises only ``RelayListError``, which tells
+        what is wrong.
         """
         document, issuer = KIND.open(data, trusted)
         issued = KIND.number(document, "issued", 0, NUMBER_LIMIT)
@@ -81,14 +80,14 @@ class RelayList:
         return read
 
     def expired(self, now_s: float) -> bool:
-        """Whether the list says nothing any more at Unix time ``now_s``."""
+        """Whether the list is not valid any more at Unix time ``now_s``."""
         return now_s >= self.expires
 
 
 def sign_relay_list(relays: Iterable[ListedRelay], key: SecretKey, *, issued: int, expires: int) -> bytes:
-    """The signed document that lists ``relays``; raises ``RelayListError`` for one that no reader would take."""
+    """The signed document that lists ``relays``; raises ``RelayListError`` for one that no reader would accept."""
     relays = tuple(relays)
-    _check_once(relays)  # the document would keep the last one only
+    _check_once(relays)  # of two with one key, the document would keep the last one only
     document = {
         "format": KIND.format,
         "version": KIND.version,
@@ -107,7 +106,7 @@ def _relays(relays: Any) -> tuple[ListedRelay, ...]:
     if len(relays) > RELAYS_LIMIT:
         raise RelayListError("too_many_relays", f"more than {RELAYS_LIMIT}")
     found = tuple(_relay(key, members) for key, members in relays.items())
-    _check_once(found)  # two keys of JSON may differ in their capital letters only
+    _check_once(found)  # two keys of the JSON object may differ in capital letters only
     return found
 
 

@@ -1,4 +1,4 @@
-"""Where a client has its operator's list of relays from."""
+"""The source of a client's operator list: a file or a URL that is read again and again."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from dmsg.crypto.keys import PublicKey
 from dmsg.discovery.signed_source import SignedSource
 from dmsg.relays.operator_list import KIND, ListedRelay, RelayList
 
-#: How often the file or URL is read again, in seconds, and how soon after a look that gave nothing: every client does it.
+#: Seconds between two reads of the file or URL, and after a read that failed. Every client does this.
 REFRESH_S: Final = 600.0
 RETRY_S: Final = 30.0
-#: How long a URL has to answer, in seconds, its body included: a command waits for the list before it connects.
+#: How many seconds a URL has to answer, including the body: a command waits for the list before it connects.
 TIMEOUT_S: Final = 10.0
 
 
 class RelayListSource(SignedSource[RelayList]):
     """A :class:`~dmsg.discovery.signed_source.SignedSource` of relay lists, as a client's pool wants it.
 
-    ``only``: no other relays are used. Otherwise they are used when none of the list can be had.
+    With ``only`` no other relays are used. Otherwise other relays are used when none of the list can be reached.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class RelayListSource(SignedSource[RelayList]):
             timeout_s=TIMEOUT_S,
         )
         self.only = only
-        #: Called whenever another list is in force.
+        #: Called whenever a new list is in force.
         self.changed: Callable[[], None] = lambda: None
 
     def relays(self) -> Sequence[ListedRelay]:

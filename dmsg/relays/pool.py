@@ -1,7 +1,7 @@
 """The sessions of a client: one for each relay, shared by all dials, kept up as a goal, made again after growing pauses.
 
-The pauses are those of :ref:`spec-reconnecting`. How the goal is pursued is in :mod:`dmsg.relays.goal`, and how it
-is found out where relays are in :mod:`dmsg.relays.whereabouts`.
+The pauses are those of :ref:`spec-reconnecting`. :mod:`dmsg.relays.goal` pursues the goal, and
+:mod:`dmsg.relays.whereabouts` finds the addresses of relays.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from dmsg.relays.state import RelayFile
 from dmsg.relays.whereabouts import ANOTHER_PROTOCOL, Whereabouts
 from dmsg.sansio.backoff import Backoff
 
-#: Idle sessions that only dials led to and that are kept: enough for the next dials of the same peers, and no more, because a
-#: peer's entry says which relays these are.
+#: Idle sessions made only for dials that are kept: enough for the next dials to the same peers, and no more, because a peer's
+#: entry chooses these relays.
 IDLE_LIMIT: Final = 16
-#: Relays that are published: half of what an entry may name, since clients of two protocols may share one. Relays that only
-#: dials led to are added up to the second number, which is what a dial tries, so that a peer cannot fill the entry with its own.
+#: Relays that are published: half of what an entry may name, since clients of two protocols may share one. Relays of sessions
+#: made only for dials are added up to the second number, which is what a dial tries, so that a peer cannot fill the entry.
 PUBLISHED_LIMIT: Final = 32
 PUBLISHED_WITH_LED_TO: Final = 8
-#: Relays whose pause after a failure is remembered, the last to fail: a discovery lists 64, and may make them up.
+#: So many relays, the last to fail, have their pause after a failure remembered: a discovery lists 64, and may invent them.
 RESTING_LIMIT: Final = 1_024
 
 
@@ -52,14 +52,14 @@ class PoolConfig:
 
     #: To connect one relay, name resolution included.
     connect_timeout_s: float = 10.0
-    #: The first pause after a failure, then twice as long each time, up to the second; each with up to half of jitter.
+    #: The first pause after a failure; it doubles each time, up to the second value. Each has up to half as much jitter.
     backoff_first_s: float = 3.0
     backoff_limit_s: float = 60.0
     #: No pause is longer while transports wait for another path: their time is limited, and so is this haste.
     urgent_backoff_s: float = 1.0
     #: How often discovery is asked for relays while too few are connected.
     poll_s: float = 5.0
-    #: With one session up and only another group missing, the pause doubles up to this: there may be no other group.
+    #: With one session up and only a second group missing, the pause doubles up to this: there may be no other group.
     poll_limit_s: float = 300.0
     race: RaceConfig = field(default_factory=RaceConfig)
 
@@ -70,13 +70,13 @@ class _Flight(Generic[S]):
 
     attempt: Deferred[S] = field(default_factory=Deferred)
     waiters: Waiters[S] = field(default_factory=Waiters)
-    #: Asked for more than once: another dial wants it, wherever the relay turns out to be.
+    #: Asked for more than once: another dial wants it, whatever the relay's address is.
     shared: bool = False
-    #: Given up for no fault of the relay's: another one was faster.
+    #: Given up, but not because of the relay: another one was faster.
     spared: bool = False
     #: Whether the goal wants it, and not only a dial.
     chosen: bool = False
-    #: Whether there is a connection, which the handshake is made on.
+    #: Whether it is connected and the handshake has begun.
     connected: bool = False
 
 
@@ -85,10 +85,10 @@ class SessionPool(Generic[S]):
 
     ``goal`` is how many should be up (:class:`~dmsg.relays.goal.SessionGoal`). ``changed`` is called whenever the set of
     sessions changes. ``uniform`` gives random numbers in [0, 1) for jitter and choice. ``urgent`` tells whether something
-    waits for a session. ``scores`` is told how connecting went, and says which relays to try first; ``memory`` keeps those
-    that worked for the next run, ``operator`` is a list of those to be used only, or first. ``now_s()`` is Unix time.
+    waits for a session. ``scores`` is told how connecting went, and says which relays to try first; ``memory`` keeps the
+    relays that worked for the next run, ``operator`` lists relays to use exclusively, or first. ``now_s()`` is Unix time.
 
-    ``protocol`` is what the sessions speak: a relay whose entry names another one is not connected to.
+    The sessions speak ``protocol``: a relay whose entry names another protocol is not connected to.
     """
 
     def __init__(
@@ -127,11 +127,11 @@ class SessionPool(Generic[S]):
         self._changed = changed
         self._went_down = went_down
         self._urgent = urgent
-        #: Where each relay with a session or an attempt is, once that is known.
+        #: The address of each relay with a session or an attempt, once it is known.
         self._addresses: dict[PublicKey, HostPort] = {}
         self._flights: dict[PublicKey, _Flight[S]] = {}
         self._failures: dict[PublicKey, tuple[int, float]] = {}
-        #: Relays with a session that only dials led to, the one that was asked for last at the end.
+        #: Relays whose session was made only for dials, the one that was asked for last at the end.
         self._led_to: dict[PublicKey, None] = {}
         self._last_failure = ""
         self._running = False
@@ -153,7 +153,7 @@ class SessionPool(Generic[S]):
 
     @property
     def problem(self) -> str:
-        """What keeps a client from relays, for people: what discovery said, and how the last attempt ended."""
+        """Why a client has no relays, for people: what discovery said, and how the last attempt ended."""
         return "; ".join(filter(None, (self._listed.problem, self._last_failure)))
 
     # --- one session -----------------------------------------------------------------------------------------------
@@ -165,10 +165,10 @@ class SessionPool(Generic[S]):
         *,
         wanted_at: Callable[[HostPort], bool] | None = None,
     ) -> Deferred[S]:
-        """The session with ``relay``, made if there is none; all that ask for it share one connection.
+        """The session with ``relay``, made if there is none; all callers share one connection.
 
-        ``candidate`` is what is known of where it is; ``wanted_at`` says whether it is wanted, once that is known. Fails
-        with a ``StageError``. Cancelling gives up waiting, not the connection.
+        ``candidate`` has what is known of its address; once the address is known, ``wanted_at`` says whether the relay is
+        wanted there. Fails with a ``StageError``. Cancelling ends the wait, but not the connection.
         """
         session = self.sessions.get(relay)
         if session is not None and not session.spent:
@@ -213,7 +213,7 @@ class SessionPool(Generic[S]):
             return failure
         self._last_failure = f"{error.stage} via {str(relay)[:12]}…: {error.reason}"
         times, until = self._failures.get(relay, (0, 0.0))
-        if until <= self._clock.seconds():  # what a dial finds, which does not mind the pause, makes it no longer
+        if until <= self._clock.seconds():  # dials ignore the pause, so their failures during it make it no longer
             times += 1
             self._rest(relay, times)
         if self._running:
@@ -223,14 +223,14 @@ class SessionPool(Generic[S]):
         return failure
 
     def _is_allowed(self, relay: PublicKey) -> bool:
-        """Whether ``relay`` may be connected to at all: with an operator's list as the only choice, others may not."""
+        """Whether ``relay`` may be connected to at all: an operator's list may exclude all other relays."""
         operator = self._operator
         if operator is None or not operator.only or relay in self.pinned:
             return True
         return any(one.public_key == relay for one in operator.relays())
 
     def _remembered(self, relay: PublicKey) -> Candidate:
-        """``relay`` with the address that discovery last listed, or that worked in an earlier run, if there is one."""
+        """``relay`` with the address that discovery listed last, or that worked in an earlier run, if there is one."""
         known = (*self._listed.relays, *(self._memory.relays if self._memory is not None else ()))
         return next((replace(one, remembered=True) for one in known if one.public_key == relay), Candidate(relay))
 
@@ -270,7 +270,7 @@ class SessionPool(Generic[S]):
         self._led_to.pop(session.server, None)
         if not flight.chosen:
             self._led_to[session.server] = None
-        if not self.leave_idle():  # which tells it as well
+        if not self.leave_idle():  # which calls it as well
             self._changed()
 
     def lost(self, session: S, error: DmsgError) -> None:
@@ -279,20 +279,20 @@ class SessionPool(Generic[S]):
             self._forget(session.server)
             if self._running and getattr(error, "reason", "") != CLOSED:
                 self.scores.failed(session.server, self._clock.seconds())
-            # All its clients have lost it at this moment, and are not to come back at the same one.
+            # All its clients have lost it at the same moment, and must not come back at the same moment.
             self._rest(session.server, 1)
             self._changed()
             self._goal.lost(session.server)
 
     def _forget(self, relay: PublicKey) -> S:
-        """Take the session with ``relay`` out of the pool. Where the relay is stays known while it is connected to anew."""
+        """Take the session with ``relay`` out of the pool. Its address stays known while a new connection is being made."""
         self._led_to.pop(relay, None)
         if relay not in self._flights:
             self._addresses.pop(relay, None)
         return self.sessions.pop(relay)
 
     def _rest(self, relay: PublicKey, failures: int) -> None:
-        """The goal is not to try ``relay`` for a while, which has failed so often in a row."""
+        """Keep the goal from trying ``relay`` for a while, after so many ``failures`` in a row."""
         backoff = self._urgent_backoff if self._urgent() else self._backoff
         self._failures.pop(relay, None)
         if len(self._failures) >= RESTING_LIMIT:
@@ -300,17 +300,17 @@ class SessionPool(Generic[S]):
         self._failures[relay] = (failures, self._clock.seconds() + backoff.pause_s(failures, self._uniform))
 
     def give_up(self, relay: PublicKey, *, blame: bool) -> None:
-        """End the attempt at ``relay`` unless something waits for it. With ``blame`` it counts as one that failed."""
+        """End the attempt at ``relay`` unless something waits for it. With ``blame`` it counts as a failure."""
         flight = self._flights.get(relay)
         if flight is not None and not flight.waiters:
             flight.spared = not blame
             flight.attempt.cancel()
 
     def leave_idle(self) -> bool:
-        """End sessions that only dials led to and nothing goes through, but for :data:`IDLE_LIMIT`; gives whether any did.
+        """End idle sessions made only for dials, except :data:`IDLE_LIMIT` of them; gives whether any ended.
 
-        Those that are published stay: else the entry would be another one after each dial to a peer on other relays. Of the
-        rest those stay that were asked for last.
+        Published ones stay first: otherwise each dial to a peer on other relays would change the entry. Of the rest, those
+        that were asked for last stay.
         """
         if len(self._led_to) <= IDLE_LIMIT:
             return False
@@ -320,7 +320,7 @@ class SessionPool(Generic[S]):
         )
         surplus = idle[: max(0, len(idle) - IDLE_LIMIT)]
         for relay in surplus:
-            self._forget(relay).close()  # forgotten now, so that the next dial gets another one
+            self._forget(relay).close()  # forgotten now, so that the next dial gets a new session
         if surplus:
             self._changed()
             self._goal.look()
@@ -328,25 +328,25 @@ class SessionPool(Generic[S]):
 
     @property
     def chosen(self) -> list[PublicKey]:
-        """The relays with a session that the goal or the program wants, and not only a dial."""
+        """The relays with a session that the goal or the program wants, not only a dial."""
         return [relay for relay in self.sessions if relay not in self._led_to]
 
     def choose(self, relay: PublicKey) -> None:
-        """The goal wants the session with ``relay``, which a dial has made."""
+        """Let the goal keep the session with ``relay``, which a dial has made."""
         if relay in self._led_to:
             del self._led_to[relay]
             self._changed()
 
     def published(self) -> list[PublicKey]:
-        """The relays to be published: those with a session, the ones that the goal or the program chose first."""
+        """The relays to publish: those with a session; first come those that the goal or the program chose."""
         chosen = self.chosen[:PUBLISHED_LIMIT]
         led_to = [relay for relay in self.sessions if relay in self._led_to]
         return chosen + led_to[: max(0, PUBLISHED_WITH_LED_TO - len(chosen))]
 
     def leave_unlisted(self) -> None:
-        """End sessions, and attempts, with relays that an operator's list names no more, if no others may be used.
+        """End sessions and attempts with relays that an operator's list does not name any more, if only its relays may be used.
 
-        One that has expired names none, and ends nothing.
+        A list that has expired names none, and ends nothing.
         """
         if self._operator is None or not self._operator.relays():
             return
@@ -363,7 +363,7 @@ class SessionPool(Generic[S]):
         return relay in self._flights
 
     def stage(self, relay: PublicKey) -> str:
-        """What is waited for while a connection to ``relay`` is being made: ``connect`` or ``handshake``."""
+        """The step that a connection to ``relay`` has reached while it is being made: ``connect`` or ``handshake``."""
         flight = self._flights.get(relay)
         return "handshake" if flight is not None and flight.connected else "connect"
 
@@ -372,7 +372,7 @@ class SessionPool(Generic[S]):
         return max(self._failures.get(relay, (0, 0.0))[1], self._whereabouts.left_alone_until(relay))
 
     def address_of(self, relay: PublicKey) -> HostPort:
-        """Where a relay with a session is."""
+        """The address of a relay with a session."""
         return self._addresses[relay]
 
     def group_of(self, relay: PublicKey) -> str:
@@ -389,14 +389,14 @@ class SessionPool(Generic[S]):
         self._goal.start()
 
     async def stop(self) -> None:
-        """Give up what is being tried and close every session."""
+        """Give up all attempts and close every session."""
         self._running = False
         self._watch.stop()
         self._goal.stop()
         for flight in list(self._flights.values()):
             flight.attempt.cancel()
         closing, self._led_to = list(self.sessions.values()), {}
-        self.sessions.clear()  # now: a connection may take its time to close, and a client that starts again needs another one
+        self.sessions.clear()  # now: connections may close slowly, and a client that starts again needs new ones
         self._addresses.clear()
         for session in closing:
             session.close()

@@ -1,8 +1,8 @@
 """A race for sessions: who runs, who has been overtaken, and when the next may start. Pure.
 
-Three candidates start at once. One that is not there after :attr:`RaceConfig.hedge_s` is *overtaken*: it runs on, and
-the next candidate starts beside it. So a relay that accepts and then says nothing costs a client one second of one of its
-places, and not the time limit of a connect. A client without any session that saw three overtaken starts six at a time.
+Three candidates start at once. One that has no session after :attr:`RaceConfig.hedge_s` is *overtaken*: it runs on, and the
+next candidate starts beside it. So a relay that accepts and then says nothing holds one of the three places for one second,
+not for the time limit of a connect. A client without any session starts six at a time after three were overtaken.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from dmsg.crypto.keys import PublicKey
 
 @dataclass(frozen=True, slots=True)
 class RaceConfig:
-    """How candidates are raced. With these, 39 have been started after 7 s: of 60 groups of which 50 stall, one of the other
-    10 is among them with a probability of 99.9995 %, and has the rest of 10 s to answer.
+    """How candidates are raced. With these values, 39 have been started after 7 s. If 50 of 60 groups stall, one of the other
+    10 is among these 39 with a probability of 99.9995 %, and has the rest of 10 s to answer.
     """
 
-    #: Attempts that run without having been overtaken.
+    #: Attempts that run at a time, not counting overtaken ones.
     width: int = 3
-    #: The same for a client without a session, once :attr:`width` attempts were overtaken: the list is not to be trusted.
+    #: The same for a client without a session once :attr:`width` attempts were overtaken: the list is not trustworthy.
     hurried_width: int = 6
-    #: An attempt that has run for this long is overtaken. Connecting, shaking hands and being admitted take three round
-    #: trips, and a look-up one more: 1 s is enough for a relay at the other end of the world, with a packet lost.
+    #: An attempt that has run for this long is overtaken. Connect, handshake and admission take three round trips, and a
+    #: look-up one more: 1 s is enough for a relay at the other end of the world, even with a lost packet.
     hedge_s: float = 1.0
-    #: Attempts that run in all; beyond, the oldest is given up. One that is given up for this reason had at least 4 s.
+    #: Attempts that run in all; above that, the oldest is given up. An attempt given up for this reason had at least 4 s.
     attempts: int = 32
 
 
@@ -58,11 +58,11 @@ class Race:
         self._running.pop(key, None)
 
     def overtaken(self, key: PublicKey, now_s: float) -> bool:
-        """Whether the attempt runs for longer than others wait for it."""
+        """Whether the attempt has run for so long that others no longer wait for it."""
         return now_s >= self._running[key].started_s + self.config.hedge_s
 
     def room(self, group: str, now_s: float, *, of_a_group: int, hurried: bool) -> bool:
-        """Whether one of ``group`` may start now: ``of_a_group`` that have not been overtaken may run of each group."""
+        """Whether one of ``group`` may start now. Of each group ``of_a_group`` may run, not counting overtaken ones."""
         fresh = [one.group for key, one in self._running.items() if not self.overtaken(key, now_s)]
         config = self.config
         wide = hurried and len(self._running) - len(fresh) >= config.width
@@ -70,7 +70,7 @@ class Race:
         return len(fresh) < width and fresh.count(group) < of_a_group
 
     def next_s(self, now_s: float) -> float | None:
-        """When the next attempt is overtaken; ``None`` when there is none that can be."""
+        """When the next attempt is overtaken; ``None`` when all are."""
         due = [one.started_s + self.config.hedge_s for one in self._running.values()]
         return min((at_s for at_s in due if at_s > now_s), default=None)
 

@@ -23,10 +23,9 @@ _log = Logger()
 
 
 class RankWatch:
-    """Puts the ranks of ``discovery`` into ``scores``. ``now_s()`` is Unix time, by which documents fade.
+    """Puts the ranks of ``discovery`` into ``scores``. ``now_s()`` is Unix time; documents fade by it.
 
-    A discovery that is no :class:`~dmsg.interfaces.IRankedDiscovery` has none. What goes wrong is logged and changes
-    nothing.
+    A discovery that is no :class:`~dmsg.interfaces.IRankedDiscovery` has no ranks. Errors are logged and change nothing.
     """
 
     def __init__(

@@ -1,11 +1,11 @@
-"""What a client thinks of relays: its own measurements, blended with what it was told. Pure.
+"""How a client scores relays: its own measurements, blended with what it was told. Pure.
 
-A score is a number of thousandths, 500 is neutral. It is the mean of a Beta-like posterior: what is believed beforehand
-counts as a stated number of observations, each measurement of our own as one more, and measurements lose half of their
-weight with each half-life. Believed beforehand is the signed rank; without ranks, that a relay is neutral, or as good as
-those this client has measured of late, a little better or worse by its place in discovery's list; and with ranks that
-fade, something in between. So a client that knows nothing goes by what it was told, one that knows better does not, and a
-relay that has healed is tried again.
+A score is a number of thousandths, 500 is neutral. It is the mean of a Beta-like posterior: the prior counts as a stated
+number of observations, each measurement of our own as one more, and measurements lose half of their weight with each
+half-life. The prior is the signed rank. Without ranks it is neutral, or as good as the relays that this client has measured
+lately, a little better or worse by the relay's place in discovery's list. While ranks fade, it is in between. So a client
+that knows nothing goes by what it was told, a client that has measured goes by that, and a relay that has healed is tried
+again.
 
 Scores change the order in which relays are tried and never leave one out: a draw gives the worst relay at least a 64th
 of an equal chance (:func:`dmsg.discovery.ranks.weight`). Discovery, or the signer of the ranks, cannot do more than that.
@@ -23,13 +23,13 @@ from dmsg.discovery.ranks import weight
 
 NEUTRAL: Final = 500.0
 _BEST: Final = 1000.0
-#: Scores that differ by less than this are equal as far as the order of a dial is concerned: chance decides.
+#: Scores that differ by less than this are equal for the order of a dial: chance decides.
 CLOSE: Final = 100.0
-#: A relay below this is tried after those with which there is no connection yet.
+#: A relay with a lower score is tried last, even if it is connected.
 POOR: Final = 250.0
-#: What the first place in discovery's list adds to a score, and the last one takes away.
+#: The first place in discovery's list adds this to a score, and the last place subtracts it.
 _PLACES: Final = 150.0
-#: What an answer, or the lack of one, weighs beside connecting: it is the peer's doing as well as the relay's.
+#: The weight of an answer, or of a missing one, beside that of connecting: it depends on the peer as well as on the relay.
 _ANSWER_WEIGHT: Final = 0.5
 
 
@@ -37,21 +37,21 @@ _ANSWER_WEIGHT: Final = 0.5
 class ScoreConfig:
     """How a client judges relays."""
 
-    #: Whether the client goes by its own measurements at all.
+    #: Whether the client uses its own measurements at all.
     measure: bool = True
-    #: What was measured counts half after so many seconds: a relay that has healed is tried again within minutes.
+    #: A measurement counts half after this many seconds: a relay that has healed is tried again within minutes.
     half_life_s: float = 300.0
-    #: How many measurements of our own a signed rank is worth, and how many a place in discovery's list, or nothing known.
+    #: How many measurements of our own a signed rank is worth, and how many the prior without ranks.
     rank_weight: float = 4.0
     place_weight: float = 1.0
-    #: How many good measurements a failure outweighs: it costs a dial seconds, where a good relay saves tenths of one.
+    #: How many good measurements a failure outweighs: it costs a dial seconds, while a good relay saves tenths of a second.
     failure_weight: float = 3.0
-    #: Milliseconds that count as neither good nor bad: to connect and shake hands, and from REQUEST to ACCEPT.
+    #: Milliseconds that count as neither good nor bad: for connect and handshake, and from REQUEST to ACCEPT.
     connect_neutral_ms: float = 500.0
     accept_neutral_ms: float = 250.0
-    #: Measurements of one relay count as no more than so many, or the newest would say too little.
+    #: The measurements of one relay count as this many at most, or the newest would weigh too little.
     observations: float = 20.0
-    #: Relays remembered; the one not heard of for longest is forgotten first.
+    #: Relays remembered; the one without news for longest is forgotten first.
     relays: int = 1_024
 
 
@@ -62,34 +62,34 @@ class RelayScores:
         self.config = config or ScoreConfig()
         #: The score (thousandths) a signed document gives a relay; ``None`` without one.
         self.ranks: Callable[[PublicKey], float] | None = None
-        #: How much that document still says: 1 while it is new, 0 when it has expired.
+        #: The weight of that document: 1 while it is new, 0 when it has expired.
         self.freshness: Callable[[], float] = lambda: 1.0
         self._places: dict[PublicKey, float] = {}
         self._listed_at = 0.0
-        # relay -> weight of its measurements, that times their quality (0 to 1), and when both were right
+        # relay -> weight of its measurements, weight times quality (0 to 1), and the time for which both hold
         self._measured: dict[PublicKey, tuple[float, float, float]] = {}
         self._all = (0.0, 0.0, 0.0)
 
     # --- what is learnt ----------------------------------------------------------------------------------------------
 
     def connected(self, relay: PublicKey, elapsed_ms: float, now_s: float) -> None:
-        """Connecting and shaking hands took ``elapsed_ms``."""
+        """Connect and handshake took ``elapsed_ms``."""
         self._observe(relay, 1.0, _quality(elapsed_ms, self.config.connect_neutral_ms), now_s)
 
     def failed(self, relay: PublicKey, now_s: float) -> None:
-        """There was no connection to be had, or one that was up is lost."""
+        """A connection failed, or one that was up is lost."""
         self._observe(relay, self.config.failure_weight, 0.0, now_s)
 
     def answered(self, relay: PublicKey, elapsed_ms: float, now_s: float) -> None:
-        """A peer's ACCEPT came ``elapsed_ms`` after the REQUEST, or had not come by then and was waited for no longer."""
+        """A peer's ACCEPT came ``elapsed_ms`` after the REQUEST, or had not come by then and the wait was given up."""
         self._observe(relay, _ANSWER_WEIGHT, _quality(elapsed_ms, self.config.accept_neutral_ms), now_s)
 
     def refused(self, relay: PublicKey, now_s: float) -> None:
-        """A REQUEST came to nothing for a reason that may be the relay's."""
+        """A REQUEST failed for a reason that may be the relay's."""
         self._observe(relay, _ANSWER_WEIGHT * self.config.failure_weight, 0.0, now_s)
 
     def listed(self, relays: Sequence[PublicKey], now_s: float) -> None:
-        """Discovery named these, in this order: a weak hint, in place of the one before."""
+        """Discovery named these, in this order: a weak hint, which replaces the one before."""
         step = 2 * _PLACES / max(1, len(relays) - 1)
         first = _PLACES if len(relays) > 1 else 0.0
         self._places = {relay: first - step * place for place, relay in enumerate(relays[: self.config.relays])}
@@ -113,7 +113,7 @@ class RelayScores:
         return (mass, value, now_s) if mass <= most else (most, value * most / mass, now_s)
 
     def _left(self, at_s: float, now_s: float) -> float:
-        """What is left now of something that counted in full at ``at_s``."""
+        """The share that is left now of a weight that counted in full at ``at_s``."""
         left: float = 0.5 ** (max(0.0, now_s - at_s) / self.config.half_life_s)
         return left
 
@@ -132,7 +132,7 @@ class RelayScores:
         return (told * count + _BEST * value * left) / (count + mass * left)
 
     def _unranked(self, relay: PublicKey, now_s: float) -> float:
-        """What is believed of a relay beforehand without a document."""
+        """The prior of a relay without a document."""
         mass, value, at_s = self._all
         left = self._left(at_s, now_s)
         told = max(NEUTRAL, (NEUTRAL + _BEST * value * left) / (1.0 + mass * left))
@@ -151,7 +151,7 @@ class RelayScores:
         uniform: Callable[[], float],
         now_s: float,
     ) -> list[PublicKey]:
-        """All of ``relays``: those connected first unless they are poor, the best first, chance among close ones."""
+        """All of ``relays``: connected ones first unless they are poor, then the best; chance decides among close ones."""
 
         def key(relay: PublicKey) -> tuple[int, float]:
             score = self.score(relay, now_s)

@@ -1,4 +1,4 @@
-"""What the pool keeps: a client's connection to one relay, of any protocol."""
+"""A client's connection to one relay, of any protocol, as the pool keeps it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from twisted.internet.interfaces import IProtocol
 
 from dmsg.crypto.keys import PublicKey
 
-#: ``reason`` of the error of a session that this side ended because it was not needed any more: no fault of the relay's.
+#: ``reason`` of the error of a session that this side ended because it was not needed any more, so not because of the relay.
 CLOSED: Final = "closed"
 
 
 class Session(TypingProtocol):
-    """One connection to one relay. The protocol that makes it says how it begins, and tells its pool when it is lost."""
+    """One connection to one relay. The protocol that makes it does the handshake, and tells the pool when it is lost."""
 
     @property
     def server(self) -> PublicKey:
@@ -23,7 +23,7 @@ class Session(TypingProtocol):
 
     @property
     def shell(self) -> IProtocol:
-        """What is connected to the relay's address."""
+        """The protocol that is connected to the relay's address."""
 
     @property
     def ready(self) -> Deferred[Any]:
@@ -39,11 +39,11 @@ class Session(TypingProtocol):
 
     @property
     def spent(self) -> bool:
-        """Whether nothing is open on it and nothing more should be: the next use is worth a new session."""
+        """Whether nothing is open on it and nothing should be opened: the next use needs a new session."""
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is open on it, or asked for."""
+        """Whether nothing is open on it and nothing is requested."""
 
     def close(self) -> None:
         """End the connection once everything queued is written."""

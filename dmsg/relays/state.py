@@ -1,10 +1,10 @@
 """Relays that worked, kept in a file from one run of a program to the next.
 
 A client that knows relays from before does not depend on what discovery lists when it starts. Each identity has a file of
-its own: one file for all would lead a user's identities to the same relays, where they could be told to be one user's.
+its own: one file for all would lead all identities of a user to the same relays, which could tell that they belong together.
 
-The file is a hint. A relay in it is connected to under its key like any other, after discovery was asked whether it is still
-registered. A file with anything wrong in it counts as empty and is written anew.
+The file is a hint. The client verifies the key of a relay in it like any other, after it has asked discovery whether the
+relay is still registered. A file with any error counts as empty and is written anew.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from dmsg.discovery.entry import DMSG
 from dmsg.errors import ConfigError, InvalidAddress
 from dmsg.relays.candidates import Candidate
 
-#: Relays in a file, and of one network group: a client holds two, so this is several days of change, and no one network can
-#: push the others out.
+#: Relays in a file, and relays of one network group in it. A client has two sessions, so this is several days of change, and
+#: no single network can push the others out.
 RELAYS_LIMIT: Final = 16
 GROUP_LIMIT: Final = 2
 #: Longest file in bytes: :data:`RELAYS_LIMIT` relays with host names of 255 bytes.
 FILE_LIMIT_BYTES: Final = 16 * 1024
 #: A relay that was not connected for so many seconds, 90 days, is forgotten.
 AGE_LIMIT_S: Final = 90 * 24 * 3600
-#: Files in a directory of :func:`state_file`; those written longest ago are removed first. Keys that are used once would
-#: fill the directory otherwise.
+#: Files in a directory of :func:`state_file`; the oldest are removed first. Otherwise keys that are used once would fill the
+#: directory.
 FILES_LIMIT: Final = 64
-#: What says that no file is kept, where a setting names a directory.
+#: In a setting that names a directory: keep no file.
 NONE: Final = "none"
 
 _VERSION: Final = 1
@@ -70,23 +70,23 @@ class RelayFile:
 
     @property
     def relays(self) -> list[Candidate]:
-        """What is remembered."""
+        """The remembered relays."""
         return [Candidate(key, address, remembered=True) for key, (address, _) in self._relays.items()]
 
     def worked(self, relay: PublicKey, address: HostPort) -> None:
         """There is a session with ``relay``."""
         _, before_s = self._relays.get(relay, (address, 0))
-        self._put(relay, address, max(int(self._now_s()), before_s))  # a clock that is not set yet makes nothing older
+        self._put(relay, address, max(int(self._now_s()), before_s))  # a clock that is not set yet makes no entry older
         self._changed = True
 
     def holds(self, relays: Iterable[PublicKey]) -> None:
-        """There are still sessions with ``relays``, or were a moment ago: those that are remembered have worked until now."""
+        """There are sessions with ``relays``, or just were: those that are remembered have worked until now."""
         for relay in relays:
             if relay in self._relays:
                 self.worked(relay, self._relays[relay][0])
 
     def forget(self, relay: PublicKey) -> None:
-        """``relay`` is none any more."""
+        """``relay`` is no relay any more."""
         self._changed |= self._relays.pop(relay, None) is not None
 
     def save(self) -> None:
@@ -125,10 +125,10 @@ class RelayFile:
 
 
 def state_file(directory: str, key: PublicKey, discovery: str, protocol: str = DMSG) -> Path | None:
-    """Where the relays of ``key`` that speak ``protocol``, in the network of ``discovery`` (a URL or ""), are kept.
+    """The file for the relays of ``key`` that speak ``protocol`` in the network of ``discovery`` (a URL or "").
 
-    ``directory`` is "" for the user's own, :data:`NONE` for nowhere, or a path, where "~" is the home directory. The name
-    does not tell the key.
+    ``directory`` is "" for the user's own directory, :data:`NONE` for no file, or a path, where "~" is the home directory.
+    The name of the file does not tell the key.
     """
     if directory == NONE:
         return None
@@ -163,10 +163,10 @@ def _read(path: Path) -> bytes:
 
 
 def _parse(data: bytes, now_s: float) -> list[tuple[PublicKey, HostPort, int]]:
-    """The relays in ``data``, the newest last; raises ``ValueError`` for what this version did not write.
+    """The relays in ``data``, the newest last; raises ``ValueError`` for data that this version did not write.
 
-    Times that have not come yet are taken, too: a machine without a battery for its clock begins in 1970, and another clock
-    may have been set back.
+    Times in the future are accepted, too: a machine without a battery for its clock begins in 1970, and another clock may
+    have been set back.
     """
     if len(data) > FILE_LIMIT_BYTES:
         raise ValueError(f"longer than {FILE_LIMIT_BYTES} bytes")

@@ -1,4 +1,4 @@
-"""Where relays are: as a program says, as was found in an earlier run, or as their entries in discovery say."""
+"""The addresses of relays: from the program, from an earlier run, or from their entries in discovery."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from dmsg.relays.state import RelayFile
 
 _NO_SERVER: Final = "entry is not a server's"
 ANOTHER_PROTOCOL: Final = "speaks another protocol"
-#: How long the entry of a relay that speaks another protocol is not looked at again, in seconds, and how many such relays
-#: are remembered: a peer's entry may name 64.
+#: For how many seconds the entry of a relay that speaks another protocol is not looked up again, and how many such relays are
+#: remembered: a peer's entry may name 64.
 ANOTHER_PROTOCOL_REST_S: Final = 300.0
 ANOTHER_PROTOCOL_LIMIT: Final = 1_000
-#: Addresses that are kept of relays that were looked up: as many as there may be peers whose entries are kept.
+#: How many addresses of relays that were looked up are kept: as many as entries of peers.
 FOUND_LIMIT: Final = 1_024
 
 
 class Whereabouts:
     """Finds the addresses of relays that speak ``protocol`` (:ref:`spec-entry-protocol`).
 
-    ``pinned`` relays are not looked up. ``memory`` is told of relays that are not where it has them. Where discovery does not
-    answer, a relay is looked for where it was found last.
+    ``pinned`` relays are not looked up. ``memory`` forgets relays whose entry is gone or cannot be used. If discovery does not
+    answer, the last address of a relay is used.
     """
 
     def __init__(
@@ -49,9 +49,9 @@ class Whereabouts:
         self._pinned = pinned
         self._memory = memory
         self._protocol = protocol
-        #: Until when relays that speak something else are left alone.
+        #: Until when relays that speak another protocol are left alone.
         self._strangers: dict[PublicKey, float] = {}
-        #: Where relays were when they were last looked up, the latest at the end.
+        #: The addresses of relays when they were last looked up, the latest at the end.
         self._found: OrderedDict[PublicKey, HostPort] = OrderedDict()
 
     def left_alone_until(self, relay: PublicKey) -> float:
@@ -59,7 +59,7 @@ class Whereabouts:
         return self._strangers.get(relay, 0.0)
 
     async def find(self, candidate: Candidate) -> HostPort:
-        """Where ``candidate`` is. Raises ``StageError``."""
+        """The address of ``candidate``. Raises ``StageError``."""
         relay, address = candidate.public_key, candidate.address
         if relay in self._pinned:
             return self._pinned[relay]
@@ -74,7 +74,7 @@ class Whereabouts:
         except StageError as error:
             wrong = (_NO_SERVER, ANOTHER_PROTOCOL)
             if not isinstance(error.error, EntryNotFound | InvalidAddress) and error.reason not in wrong:
-                return address  # discovery is gone; what was right last time may still be
+                return address  # discovery is gone; the last address may still be right
             self._found.pop(relay, None)
             if self._memory is not None:
                 self._memory.forget(relay)
