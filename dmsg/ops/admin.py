@@ -16,14 +16,14 @@ from twisted.web.server import NOT_DONE_YET, Request, Site
 
 from dmsg.ops.metrics import CONTENT_TYPE_LATEST, CollectorRegistry, exposition
 
-#: Says why the program is not ready (a short text), or "" if it is. May be asynchronous.
+#: Gives the reason why the program is not ready (a short text), or "" if it is. May be asynchronous.
 Readiness = Callable[[], "str | Awaitable[str]"]
-#: A readiness that takes longer than this counts as not ready.
+#: A readiness check that takes longer than this, in seconds, counts as not ready.
 READY_TIMEOUT_S: Final = 2.0
 #: A scraper's connection may be idle this long.
 _IDLE_TIMEOUT_S: Final = 120.0
-#: The text of the metrics is made once in so many seconds at most: that takes up to 5 ms, and strangers who may ask for it
-#: on many connections would leave no time for anything else.
+#: The text of the metrics is cached for this many seconds: making it takes up to 5 ms, and strangers who may ask for it on many
+#: connections would leave no time for anything else.
 KEPT_S: Final = 0.1
 
 _log = Logger()
@@ -107,7 +107,7 @@ class _AdminSite(Site):
     displayTracebacks = False
 
     def log(self, request: object) -> None:
-        """Scrapes are not worth a line each."""
+        """Log nothing: a line for each scrape would be of no use."""
 
 
 def admin_pages(registry: CollectorRegistry, ready: Readiness, reactor: Any) -> dict[bytes, Resource]:

@@ -1,11 +1,11 @@
-"""Where settings have their values from: options, the environment, a TOML file, and defaults.
+"""The sources of settings: options, the environment, a TOML file, and defaults.
 
 A value on the command line, or in an endpoint string, wins over one in the environment (``DMSG_*``), that over one in the
-TOML file (``--config``, one table for each role), and that over the default. How it is written depends on its kind alone
-(:mod:`dmsg.ops.values`).
+TOML file (``--config``, one table for each role), and that over the default. The same text works everywhere: its form depends
+only on the kind of the value (:mod:`dmsg.ops.values`).
 
-Whatever is unknown or malformed is a :class:`~dmsg.errors.ConfigError` that names the setting and where it stood. Secret
-keys are given as files only: command lines and environments can be read by others.
+An unknown name or a malformed value raises :class:`~dmsg.errors.ConfigError`, which names the setting and its place. Secret
+keys are given only as files: command lines and environments can be read by others.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ else:  # the same module before it came into the standard library
 T = TypeVar("T")
 
 CONFIG_VARIABLE: Final = "DMSG_CONFIG"
-#: What stands for a secret where settings are shown.
+#: Shown in place of a secret.
 HIDDEN: Final = "(not shown)"
 _CONFIG_FILE_LIMIT_BYTES: Final = 1024 * 1024
 _LOOKS_LIKE_A_KEY: Final = re.compile(r"\s*(0x)?[0-9a-fA-F]{64}\s*\Z")
@@ -50,9 +50,8 @@ _SQLITE: Final = "sqlite:"
 class Origin:
     """Where a value comes from.
 
-    ``kind`` is ``default``, ``file``, ``environment``, ``option`` or ``argument`` (of an endpoint string); ``name`` is that of
-    the file, the variable, the option or the argument. In a file, it stands in ``table`` of the document ``text``, under
-    ``key``.
+    ``kind`` is ``default``, ``file``, ``environment``, ``option`` or ``argument`` (of an endpoint string); ``name`` is the name
+    of the file, variable, option or argument. In a file, the value is in ``table`` of the document ``text``, under ``key``.
     """
 
     kind: str
@@ -63,7 +62,7 @@ class Origin:
 
     @property
     def place(self) -> str:
-        """``name``, and in a file the line if that is known."""
+        """``name``, and for a file the line, if it is known."""
         line = line_of(self.text, (*self.table, self.key)) if self.table else 0
         return f"{self.name}:{line}" if line else self.name
 
@@ -84,7 +83,7 @@ _DEFAULT: Final = Origin("default")
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """The value of one setting and where it comes from. That of a required one that is not given is ``MISSING``."""
+    """The value of one setting and where it comes from. The value of a required setting that is not given is ``MISSING``."""
 
     setting: Setting
     value: Any
@@ -92,7 +91,7 @@ class Value:
 
     @property
     def shown(self) -> Any:
-        """The value for people and programs: what may be secret in a text is left out of it."""
+        """The value for people and programs, without the parts of a text that may be secret."""
         one, value = self.setting, self.value
         if value is MISSING:
             return None
@@ -113,8 +112,8 @@ class _Given:
 
 
 def from_directory(place: str, directory: str) -> str:
-    """A text that may be a path, made absolute from ``directory`` if it is one, or ``sqlite:`` and one. What is not stays
-    as it is: URLs and whatever else begins with a scheme, ``-`` and ``none``. "~" is the home directory."""
+    """A text that may be a path, made absolute from ``directory`` if it is a path, or ``sqlite:`` and a path. Other texts are
+    not changed: URLs and all else that begins with a scheme, ``-`` and ``none``. "~" is the home directory."""
     scheme = _SCHEME.match(place)
     if place in ("-", NONE) or (scheme and scheme[0] != _SQLITE):
         return place
@@ -134,7 +133,7 @@ def _absolute(path: str, directory: str) -> str:
 
 
 def _here() -> str:
-    """The working directory; "" when it is gone, which matters to relative paths only."""
+    """The working directory; "" when it is gone, which matters only for relative paths."""
     try:
         return os.getcwd()
     except OSError:
@@ -161,7 +160,7 @@ def _convert(one: Setting, given: _Given) -> Any:
 
 
 def _quoted(value: Any) -> str:
-    """The value as it was written: options that are repeated and lists of TOML as their items."""
+    """The value as it was written. Repeated options and lists of TOML are shown as their items."""
     return ", ".join(map(repr, value)) if isinstance(value, list | tuple) else repr(value)
 
 
@@ -181,7 +180,7 @@ def _from_environment(
     by_variable = {one.variable: one for one in settings}
     for variable in sorted(environ):
         if variable in by_variable:
-            if environ[variable]:  # an empty one is one that is not set
+            if environ[variable]:  # an empty variable counts as not set
                 yield (
                     by_variable[variable].name,
                     _Given(environ[variable], Origin("environment", variable), _here()),
@@ -245,7 +244,7 @@ def _gather(
     view: str,
     together: Iterable[Collection[str]],
 ) -> dict[str, _Given]:
-    """Setting -> what is given of it where it counts."""
+    """Setting -> its value from the source that wins."""
     given: dict[str, _Given] = {}
     path = options.get("config") or environ.get(CONFIG_VARIABLE)
     if path:
@@ -276,12 +275,12 @@ def trace(
     view: str = "option",
     together: Iterable[Collection[str]] = (),
 ) -> tuple[Value, ...]:
-    """Every setting of ``cls`` with its value and where that comes from. Raises ``ConfigError``.
+    """Every setting of ``cls`` with its value and the origin of that. Raises ``ConfigError``.
 
-    ``options`` are by :attr:`Setting.option`; ``view`` is what their origin is called, ``option`` or ``argument``.
-    ``role`` is the table in the file, ``roles`` are the tables that may stand beside it, ``elsewhere`` the ``DMSG_*``
-    variables that belong to others (``None``: any, for both). ``together`` are sets of names: if an option gives one of
-    them, none of the set is taken from anywhere else.
+    The keys of ``options`` are :attr:`Setting.option`; ``view`` names their origin, ``option`` or ``argument``. ``role`` is the
+    table in the file, ``roles`` are other tables that it may have, ``elsewhere`` are ``DMSG_*`` variables of other roles
+    (``None``: any, for both). ``together`` are sets of names: if an option gives one name of a set, all of the set is taken
+    from options only.
     """
     settings = settings_of(cls)
     given = _gather(settings, role, options, environ, roles, elsewhere, view, together)
@@ -295,8 +294,8 @@ def trace(
 
 
 def assemble(cls: type[T], role: str, values: Iterable[Value]) -> T:
-    """The instance of ``cls`` with ``values``. Raises ``ConfigError`` for a required one that is not given, and for what a
-    group of them does not accept."""
+    """The instance of ``cls`` with ``values``. Raises ``ConfigError`` for a required value that is not given, and for values
+    that a group does not accept."""
     given = {one.setting.path: one for one in values if one.origin is not _DEFAULT or one.value is MISSING}
     for missing in (one.setting for one in given.values() if one.value is MISSING):
         where = f"--{missing.option}, {missing.variable}, or [{role}] in --config"
@@ -331,7 +330,7 @@ def resolve(cls: type[T], role: str, options: Mapping[str, Any], environ: Mappin
 
 
 def check_values(settings: Any) -> None:
-    """Hold settings that were made without :func:`resolve` to their checks; raises ``ConfigError``."""
+    """Run the checks of settings that were made without :func:`resolve`; raises ``ConfigError``."""
     for one in settings_of(type(settings)):
         value = settings
         for name in one.path:

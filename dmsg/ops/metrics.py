@@ -1,8 +1,8 @@
 """Prometheus metrics, all in a registry of the program's own.
 
-What can be counted from events is counted from events (:class:`MetricsEventLog`), so that protocol code has one seam
-only. What is a level (open transports, queued bytes) is read at scrape time from a callable (:func:`add_gauges`). The
-owner of prometheus_client; its exporter for Twisted is not used, because importing that installs a reactor.
+Counters and histograms come from events (:class:`MetricsEventLog`), so that protocol code reports to one interface only.
+Levels (open transports, queued bytes) are read at scrape time from a callable (:func:`add_gauges`). This module owns
+prometheus_client; its exporter for Twisted is not used, because importing that installs a reactor.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from dmsg.interfaces import IEventLog
 
 __all__ = ["CONTENT_TYPE_LATEST", "CollectorRegistry", "MetricsEventLog", "add_gauges", "exposition"]
 
-#: Different texts one label may take; more are counted as "other". Reasons are fixed texts, but a mistake there must
-#: not make a time series of every text.
+#: Different texts that one label may have; more are counted as "other". Reasons are fixed texts, but a mistake must not make a
+#: time series of every text.
 LABEL_VALUES: Final = 64
 _SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _LIFETIMES: Final = (0.1, 1.0, 10.0, 60.0, 600.0, 3600.0, 21600.0, 86400.0)
@@ -33,7 +33,7 @@ E = TypeVar("E", bound=ev.Event)
 
 
 class _Labels:
-    """Bounds how many values a label takes."""
+    """Limits how many values a label has."""
 
     def __init__(self) -> None:
         self._seen: dict[tuple[str, str], set[str]] = {}
@@ -65,7 +65,7 @@ class MetricsEventLog:
         add_gauges(registry, "dmsg_", self._losses)
 
     def emit(self, event: ev.Event) -> None:
-        """Count one event and hand it on; never raises."""
+        """Count one event and pass it on; never raises."""
         try:
             self._note(event)
         except Exception:  # a field of the wrong type is no reason to lose the event, or the connection it is about
@@ -73,7 +73,7 @@ class MetricsEventLog:
         self.inner.emit(event)
 
     def _losses(self) -> dict[str, float]:
-        """What the log itself has lost: events it had no room for, and those in files deleted because of the limit."""
+        """The losses of the log itself: events it had no room for, and events in files deleted because of the limit."""
         return {f"events_{what}": getattr(self.inner, what, 0) for what in ("dropped", "discarded")}
 
     def _count(self, name: str, amount: float = 1.0, **labels: str) -> None:
@@ -239,7 +239,7 @@ class _Gauges(Collector):
         self._read = read
 
     def describe(self) -> list[Any]:
-        """Nothing beforehand: the callable need not be ready yet."""
+        """Nothing in advance: the callable need not be ready yet."""
         return []
 
     def collect(self) -> Iterator[GaugeMetricFamily]:

@@ -22,15 +22,14 @@ _FLAT: Final = "dmsg.flat"
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """What :func:`setting` is told of a field: its one-line ``help``, and more where it needs it.
+    """The arguments of :func:`setting` for a field: its one-line ``help``, and more where needed.
 
     ``kind`` is needed where the type and the name do not tell it. The value of a ``secret`` setting, such as a URL with a
-    password, is never repeated in a message; one that is ``hidden``, too, is a secret itself, of which nothing is shown
-    anywhere. A ``key_file`` is the path of a file, and an attempt to give the key itself is
-    refused. ``name`` is for settings that cannot have their own as a field; a ``flag`` is one that is off by default and
-    switched on by its name alone on the command line. A value that ``may_be_path`` is a text
-    (:func:`~dmsg.ops.config.from_directory`). ``unset`` says what the default means, where it does not speak for itself.
-    ``check`` raises ``ValueError`` for a value that will not do. The help of one that is ``derived`` is its name only.
+    password, is never repeated in a message. A setting that is also ``hidden`` is a secret itself: no part of it is shown
+    anywhere. A ``key_file`` is the path of a file; the key itself in its place is refused. ``name`` is for settings whose
+    name cannot be that of a field. A ``flag`` is off by default, and its name alone on the command line switches it on. A
+    value that ``may_be_path`` is a text (:func:`~dmsg.ops.config.from_directory`). ``unset`` says what the default means, if
+    that is not obvious. ``check`` raises ``ValueError`` for a wrong value. The help of a ``derived`` setting is its name only.
     """
 
     help: str
@@ -48,10 +47,10 @@ class Marks:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One value that can be set: what is derived from one field.
+    """One setting, derived from one field.
 
-    ``name`` is its name in messages and, with dashes and in capitals, on the command line and in the environment;
-    ``path`` where it stands in the dataclass, ``place`` where in the TOML table. ``marks`` are those of :func:`setting`.
+    ``name`` is its name in messages, with dashes that on the command line, in capitals that in the environment. ``path`` is
+    its place in the dataclass, ``place`` the one in the TOML table. ``marks`` are those of :func:`setting`.
     """
 
     name: str
@@ -83,12 +82,12 @@ def setting(help: str, *, default: Any = MISSING, **marks: Any) -> Any:
 
 
 def flat(cls: type) -> Any:
-    """Declare a field that is a dataclass whose fields are named, and stand in TOML, as if they were the outer one's."""
+    """Declare a field that is a dataclass, whose fields have names, and places in TOML, as if they were the outer one's."""
     return dataclasses.field(default_factory=cls, metadata={_FLAT: True})
 
 
 def settings_of(cls: type) -> tuple[Setting, ...]:
-    """Every setting of a dataclass, those of the dataclasses in it included, in the order they are declared."""
+    """Every setting of a dataclass, including those of the dataclasses in it, in the order of declaration."""
     return _found(cls)
 
 
@@ -99,7 +98,7 @@ def _found(cls: Hashable) -> tuple[Setting, ...]:
 
 
 def _settings(cls: type, made: Any, path: tuple[str, ...], place: tuple[str, ...], prefix: str) -> Iterator[Setting]:
-    """``made`` is what there is of ``cls`` by default, inside another dataclass; ``None`` at the top."""
+    """``made`` is the default instance of ``cls`` inside another dataclass; ``None`` at the top."""
     hints = get_type_hints(cls)
     for each in dataclasses.fields(cls):
         hint = hints[each.name]
@@ -122,7 +121,7 @@ def _settings(cls: type, made: Any, path: tuple[str, ...], place: tuple[str, ...
 
 
 def default_of(group: dataclasses.Field[Any]) -> Any:
-    """What a group is by default."""
+    """The default of a group."""
     return group.default_factory() if group.default_factory is not MISSING else group.default
 
 

@@ -1,4 +1,4 @@
-"""The line of a TOML document on which a value stands: the parser does not tell. Pure."""
+"""The line of a value in a TOML document, which the parser does not tell. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if sys.version_info >= (3, 11):
 else:  # the same module before it came into the standard library
     import tomli as tomllib
 
-#: Characters of a longest document that is searched, and lines that are looked at closely: each costs a parser's run.
+#: Characters of the longest document that is searched, and lines that are tried: each of these costs a run of the parser.
 _LIMIT_CHARACTERS: Final = 64 * 1024
 _LIMIT_LINES: Final = 64
 
@@ -19,8 +19,8 @@ _LIMIT_LINES: Final = 64
 def line_of(text: str, place: Sequence[str]) -> int:
     """The line, from 1, on which the value at ``place`` begins; 0 if that is not known.
 
-    It is the last line with the name before which the document has no such value, and can be parsed, which no line inside
-    of a longer value allows.
+    It is the last line with the name for which the part of the document before the line can be parsed and does not have the
+    value. The part before a line inside of a longer value cannot be parsed.
     """
     if len(text) > _LIMIT_CHARACTERS or not _has(tomllib.loads(text), place):
         return 0

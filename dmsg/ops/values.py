@@ -1,6 +1,6 @@
-"""Kinds of values that settings have: for each one parser and one printer, whatever view of a setting a value comes from. Pure.
+"""The kinds of values of settings: one parser and one printer for each, wherever a value comes from. Pure.
 
-Options, variables and arguments of endpoint strings give texts. TOML gives texts, numbers, booleans and lists.
+Options, variables and arguments of endpoint strings are texts. TOML has texts, numbers, booleans and lists.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dmsg.errors import InvalidAddress
 
 T = TypeVar("T")
 
-#: The text of a value that is not there, and of an empty list.
+#: The text of a missing value, and of an empty list.
 NONE: Final = "none"
 _TRUE: Final = frozenset({"yes", "true", "on", "1"})
 _FALSE: Final = frozenset({"no", "false", "off", "0"})
@@ -35,9 +35,9 @@ _LARGEST: Final = 2**63 - 1
 class Kind(Generic[T]):
     """A kind of values.
 
-    ``parse`` takes a text, or what TOML has made of one, and raises ``ValueError``. ``text`` gives a text that is parsed to the
-    same value again. ``metavar`` stands for a value in help texts. A kind with ``many`` is a list of values, which may also
-    be given one at a time.
+    ``parse`` takes a text, or a value of TOML, and raises ``ValueError``. ``text`` gives a text that ``parse`` makes the same
+    value of. ``metavar`` stands for a value in help texts. A kind with ``many`` is a list of values, which may also be given
+    one at a time.
     """
 
     metavar: str
@@ -52,7 +52,7 @@ class Kind(Generic[T]):
 def _text(value: Any) -> str:
     if not isinstance(value, str) or not value:
         raise ValueError("must be a text that is not empty")
-    if "\0" in value:  # TOML and endpoint strings may have one
+    if "\0" in value:  # possible in TOML and endpoint strings
         raise ValueError("must not have a null character")
     return value
 
@@ -194,7 +194,7 @@ def optional(kind: Kind[T]) -> Kind[T | None]:
 TEXT: Final = Kind("TEXT", _text)
 PATH: Final = Kind("FILE", _path)
 DIRECTORY: Final = Kind("DIR", _path)
-#: A text, because a path has no place for a URL.
+#: A text, because a ``Path`` cannot hold a URL.
 LOCATION: Final = Kind("FILE|URL", _text)
 FLAG: Final = Kind("yes|no", _flag, lambda value: "yes" if value else "no")
 COUNT: Final = Kind("NUMBER", _count)
@@ -231,7 +231,7 @@ def kind_of(hint: Any, name: str) -> Kind[Any]:
     if get_origin(hint) in (Union, types.UnionType):
         [inner] = (one for one in get_args(hint) if one is not type(None))
         kind = kind_of(inner, name)
-        # "none" would be taken for the least of the choices, where it stands for none made
+        # people would take "none" for the least of the choices, but it would mean that none was made
         return kind if isinstance(inner, type) and issubclass(inner, Enum) else optional(kind)
     if get_origin(hint) is tuple:
         return several(kind_of(get_args(hint)[0], name))
@@ -243,6 +243,6 @@ def kind_of(hint: Any, name: str) -> Kind[Any]:
 
 
 def more_than_zero(value: float) -> None:
-    """Raise ``ValueError`` for a number that is not."""
+    """Raise ``ValueError`` unless ``value`` is more than 0, and finite."""
     if not 0 < value < math.inf:
         raise ValueError("must be more than 0, and finite")
