@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 def _repeatable(one: Setting) -> Callable[[Any, str], None]:
-    """A method that takes an option which may be given several times."""
+    """A method that takes an option that may be given several times."""
 
     def take(self: Any, value: str) -> None:
         self[one.option] = [*(self[one.option] or ()), value]
@@ -39,8 +39,8 @@ def demand_rmb() -> None:
 class RoleOptions(usage.Options):
     """Base of the ``Options`` of each role; a subclass names its dataclass.
 
-    After parsing, ``settings`` holds an instance of it. What is wrong with the command line, the environment or the
-    file ends the program with status 1 and one line: a page of usage would hide it, and a traceback even more so.
+    After parsing, ``settings`` holds an instance of it. An error in the command line, the environment or the file ends the
+    program with status 1 and one line: a page of usage would hide it, and a traceback even more so.
     """
 
     #: Name of the plugin.
@@ -48,7 +48,7 @@ class RoleOptions(usage.Options):
     #: Table in the configuration file.
     role = ""
     settings_class: type[Any]
-    #: Letters of options that have one.
+    #: One-letter names of options.
     letters: Mapping[str, str] = {}
     settings: Any = None
     longdesc = ""
@@ -97,7 +97,7 @@ class RoleOptions(usage.Options):
 
     @property
     def uid(self) -> int | None:
-        """What ``twistd --uid`` says, as which the role runs once it has started; ``None`` if it says nothing."""
+        """The user given to ``twistd --uid``, as which the role runs once it has started; ``None`` without one."""
         return None if self.parent is None else self.parent.get("uid")
 
     def build(self, make: Callable[[], T]) -> T:

@@ -1,7 +1,7 @@
 """Endpoint strings as plugins that load nothing until such a string is used.
 
-Twisted imports every plugin to look for a prefix, in programs that never heard of dmsg as well; so the work is done
-elsewhere (for ``dmsg:`` in :mod:`dmsg.mux.client.endpoint`) and imported when it is asked for.
+Twisted imports every plugin to look for a prefix, also in programs that do not use dmsg. So the work is done in another
+module (for ``dmsg:`` in :mod:`dmsg.mux.client.endpoint`), which is imported when such a string is used.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the roles of relays have in common, whatever protocol they speak."""
+"""The common part of the roles of relays, whatever protocol they speak."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class RelayRole(RoleService):
     settings: RelaySettings
 
     def __init__(self, reactor: Any, settings: RelaySettings, *, uid: int | None = None) -> None:
-        """``uid`` is the user the process will run as when it has started as root, and may own the key file."""
+        """``uid`` is the user that a process started as root will run as; that user may own the key file."""
         if settings.discovery and settings.public_address is None:
             raise ConfigError("public_address", "must be given with discovery: it is what clients are told to dial")
         self._key = _read_key(settings, uid)
         super().__init__(reactor, settings, node=short_node(self._key.public_key), listen=settings.listen)
         self._discovery = self._connect_discovery()
-        #: The relay itself, from the start on.
+        #: The relay itself, set at the start.
         self.server: Any = None
 
     @abstractmethod

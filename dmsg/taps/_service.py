@@ -1,4 +1,4 @@
-"""What every role's service is made of: endpoints bound early, the event log, the admin site, an orderly end."""
+"""The parts of every role's service: endpoints bound early, the event log, the admin site, an orderly end."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ _log = Logger()
 
 @implementer(IStreamServerEndpoint)
 class BoundEndpoint:
-    """An endpoint whose port is taken by :meth:`bind`, before privileges are shed, and used by :meth:`listen` later.
+    """An endpoint whose port is taken by :meth:`bind`, before privileges are dropped, and used by :meth:`listen` later.
 
-    ``text`` is a Twisted server endpoint; one that is none raises ``ConfigError``.
+    ``text`` is the string of a Twisted server endpoint; another text raises ``ConfigError``.
     """
 
     def __init__(self, reactor: Any, option: str, text: str) -> None:
@@ -52,7 +52,7 @@ class BoundEndpoint:
             raise ConfigError(option, f"{text!r} is no endpoint to listen on: {listen_problem(error)}") from None
 
     def bind(self) -> None:
-        """Take the port; a port that cannot be had raises ``ConfigError`` now if that is known now."""
+        """Take the port. Raises ``ConfigError`` if it is known at once that this fails."""
         if self._port is not None:
             return
         self._port = maybeDeferred(self._endpoint.listen, self._factory)
@@ -130,13 +130,13 @@ class _Events:
                 limit_bytes=settings.events_limit,
             )
         self.registry = CollectorRegistry()
-        #: Metrics count every event; the log gets no more lines of what strangers cause than it can keep.
+        #: Metrics count every event; the log limits the rate of lines that strangers cause.
         self.limited = LimitedEventLog(self.log, reactor)
         self.sink = MetricsEventLog(self.limited, self.registry) if counted else self.limited
 
     def start(self) -> None:
-        """Start writing; a directory that cannot be written to raises ``ConfigError``. Only now, as the user that a
-        daemon runs as: a directory made before would be root's."""
+        """Start writing; a directory that cannot be written to raises ``ConfigError``. Only now, as the user that a daemon runs
+        as: a directory made earlier would belong to root."""
         if self._directory is not None:
             check_directory(self._directory)
         self.log.start()
@@ -145,15 +145,15 @@ class _Events:
 class RoleService(Service, ABC):
     """Base of the services that ``makeService`` gives to twistd.
 
-    A subclass says in :meth:`start_role` and :meth:`stop_role` what its role does; ``endpoint`` is its public endpoint
-    and ``events`` where its events go. What cannot work ends the program with status 1 and one line.
+    A subclass does the work of its role in :meth:`start_role` and :meth:`stop_role`; ``endpoint`` is its public endpoint,
+    ``events`` takes its events. An error at the start ends the program with status 1 and one line.
     """
 
-    #: Name of the plugin, which its messages begin with.
+    #: Name of the plugin; messages begin with it.
     tap_name = ""
-    #: What it is called in the event log and in names of metrics: "server" for relays of any protocol.
+    #: Its name in the event log and in names of metrics: "server" for relays of any protocol.
     role = ""
-    #: When the garbage collector runs (:mod:`dmsg.ops.gc`).
+    #: Thresholds of the garbage collector (:mod:`dmsg.ops.gc`).
     gc_thresholds = GC_THRESHOLDS
 
     def __init__(
@@ -178,14 +178,14 @@ class RoleService(Service, ABC):
 
     @abstractmethod
     async def stop_role(self) -> None:
-        """Stop accepting, let what is under way come to its end, and let go of everything."""
+        """Stop accepting, let work under way finish, and release everything."""
 
     @abstractmethod
     def readiness(self) -> str | Awaitable[str]:
         """Why the role is not ready; "" if it is."""
 
     def where(self) -> str:
-        """What it works on, for the line that says that it runs."""
+        """What it works on, for the log line at its start."""
         return f"on {self.endpoint.text}"
 
     def gauges(self) -> dict[str, float]:
@@ -195,7 +195,7 @@ class RoleService(Service, ABC):
     # --- service -----------------------------------------------------------------------------------------------------
 
     def privilegedStartService(self) -> None:
-        """Take the ports, while the program may still have the right to."""
+        """Take the ports, while the program may still have the privileges for that."""
         super().privilegedStartService()  # type: ignore[no-untyped-call]
         self._take_signals()  # not before: twistd sets handlers of its own
         self._or_exit(self._bind)
@@ -224,7 +224,7 @@ class RoleService(Service, ABC):
     async def _stop(self) -> None:
         try:
             await self.stop_role()
-        except Exception:  # whatever it was, the last events are still to be written
+        except Exception:  # whatever it was, the last events must still be written
             _log.failure("{name} did not stop well", name=self.tap_name)
         if self._admin is not None:
             await self._admin.close()
@@ -232,7 +232,7 @@ class RoleService(Service, ABC):
         await deferToThreadPool(self.reactor, self.reactor.getThreadPool(), self._events.log.close)
 
     def fail(self, failure: Failure) -> None:
-        """End the program with status 1 and one line for an error of ours, or its traceback; nothing, if it ends already."""
+        """End the program with status 1, and one line for an error of ours, or a traceback. Does nothing if it ends already."""
         if self.running:
             known = failure.check(DmsgError, ValueError) is not None
             _log.critical("{problem}", problem=failure.getErrorMessage() if known else failure.getTraceback())
@@ -250,7 +250,7 @@ class RoleService(Service, ABC):
 
     @property
     def metrics(self) -> CollectorRegistry:
-        """What :meth:`pages` and the admin site show; levels of the role itself come in :meth:`gauges`."""
+        """The metrics on :meth:`pages` and the admin site; levels of the role itself come from :meth:`gauges`."""
         return self._events.registry
 
     def pages(self) -> dict[bytes, Any]:
@@ -270,7 +270,7 @@ class RoleService(Service, ABC):
             step()
         except ConfigError as error:
             if os.getpid() != self._made_in:
-                raise  # twistd has forked: only an Exception makes it tell the process that waits at the terminal
+                raise  # twistd has forked, and reports only an Exception to the process that waits at the terminal
             raise SystemExit(f"{self.tap_name}: {error}") from None
 
     def emit(self, event: Event) -> None:
@@ -279,7 +279,7 @@ class RoleService(Service, ABC):
 
 
 def leave(status: int) -> None:
-    """End with a status, at exit: twistd knows none but 0 for a program that ended by itself."""
+    """End with a status, at exit: twistd itself always ends with 0 when a program ends by itself."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)

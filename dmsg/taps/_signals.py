@@ -1,4 +1,4 @@
-"""What a role does when it is sent a signal: end as on SIGTERM, or note it in its log and go on."""
+"""How a role handles signals: it ends as on SIGTERM, or logs the signal and goes on."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def _present(*names: str) -> tuple[int, ...]:
     return tuple(int(getattr(signal, name)) for name in names if hasattr(signal, name))
 
 
-#: Asks the program to end, or tells it that it is about to be ended (processor time used up, power failing).
+#: Signals that ask the program to end, or announce its end (processor time used up, power failing).
 ENDING: Final = _present("SIGTERM", "SIGINT", "SIGQUIT", "SIGXCPU", "SIGPWR")
-#: Would end a program that says nothing about it. Not among them: SIGKILL and SIGSTOP, which no program gets; SIGSEGV,
-#: SIGBUS, SIGFPE and SIGILL, after which the processor cannot go on; SIGPIPE and SIGXFSZ, which Python ignores.
+#: Signals that end a program without a handler for them. Not among them: SIGKILL and SIGSTOP, which no program can handle;
+#: SIGSEGV, SIGBUS, SIGFPE and SIGILL, after which the processor cannot go on; SIGPIPE and SIGXFSZ, which Python ignores.
 NOTED: Final = (
     *_present(
         "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGALRM", "SIGVTALRM", "SIGPROF", "SIGIO", "SIGSTKFLT", "SIGABRT", "SIGTRAP",
@@ -35,7 +35,7 @@ NOTED: Final = (
 def note_signals(reactor: Any) -> None:
     """Log a signal that would end the program, and go on.
 
-    A signal that has a handler keeps it (twistd's SIGUSR1 begins a new log file), and one that is ignored stays so.
+    A signal that has a handler keeps it (twistd's SIGUSR1 begins a new log file), and an ignored signal stays ignored.
     Outside the main thread, where no handler can be set, nothing happens.
     """
     for number in NOTED:
@@ -56,24 +56,23 @@ def _name(number: int) -> str:
 
 
 def end_well_on_signals(reactor: Any) -> None:
-    """Make SIGTERM, and what asks for the same, an ordinary way to end: drain, then exit with status 0.
+    """Make SIGTERM, and signals that ask for the same, an ordinary way to end: drain, then exit with status 0.
 
     Twisted drains, too, and then kills itself with the same signal, which looks like a crash to the program that
-    started this one. A second signal changes nothing. Call it before ``reactor`` runs, for signals that come early, and when
-    it does, because starting it sets handlers.
+    started this one. A second signal changes nothing. Call this before ``reactor`` runs, for early signals, and again when it
+    runs, because its start sets handlers.
     """
     end = _End(reactor)
     for name in ("sigInt", "sigBreak", "sigTerm"):
         if hasattr(reactor, name):
-            setattr(reactor, name, end)  # what it sets as handlers, before this is called once more
+            setattr(reactor, name, end)  # the reactor sets these as handlers when it starts
     for number in ENDING:
         handler = signal.getsignal(number)
         ours = handler in (signal.SIG_DFL, signal.default_int_handler) or getattr(handler, "__self__", None) is reactor
         if ours or isinstance(handler, _End):
             _handle(number, end)
-            atexit.register(
-                _ignore, number
-            )  # the interpreter, before it is gone, gives each handler up for the default
+            # At its own end the interpreter restores the default action of each signal that has a handler.
+            atexit.register(_ignore, number)
 
 
 class _End:
@@ -108,5 +107,5 @@ def _handle(number: int, action: Callable[[int], None]) -> None:
         action(received)
 
     signal.signal(number, on_signal)
-    # Not only the main thread may be interrupted: what other threads wait for goes on.
+    # A signal may interrupt the system call of any thread: it is restarted.
     signal.siginterrupt(number, False)

@@ -52,13 +52,13 @@ class DiscoveryService(RoleService):
         self.store: IEntryStore | None = None
         #: The HTTP site, from the start on.
         self.site: Any = None
-        #: Where relay ranks come from, if anywhere.
+        #: The source of relay ranks, if there is one.
         self.ranks = self._ranks_source(settings)
         private = settings.private_addresses
         if private is None and settings.list_unproven:
             private = True
         self._addresses = RelayAddresses(private)
-        #: What proves relays before they are listed, from the start on, unless that is switched off.
+        #: Proves relays before they are listed. Set at the start, unless proofs are switched off.
         self.proofs: RelayProofs | None = None
         self._listens = False
 
@@ -137,14 +137,14 @@ class DiscoveryService(RoleService):
             return "starting"
         try:
             await self.store.available_servers(1, time.time_ns())
-        except Exception:  # whatever it is, entries cannot be had
+        except Exception:  # whatever it is, there are no entries
             return "the entry store does not answer"
         return ""
 
     def gauges(self) -> dict[str, float]:
-        """Connections and request bodies under way, connections that were closed for others or refused for want of a
-        place; with ranks, how many relays they name, their age and weight; with proofs, relays listed and known, and
-        how many proofs came to what."""
+        """Connections and request bodies under way, and connections evicted for others or refused for lack of a place; with
+        ranks, how many relays they name, their age and weight; with proofs, relays listed and known, and the results of
+        proofs."""
         site = self.site
         if site is None:
             return {}
@@ -165,7 +165,7 @@ class DiscoveryService(RoleService):
 
 
 def makeService(options: Options) -> DiscoveryService:
-    """The service for parsed options; what cannot work raises ``SystemExit`` with one line."""
+    """The service for parsed options; an error raises ``SystemExit`` with one line."""
     from twisted.internet import reactor
 
     return options.build(lambda: DiscoveryService(reactor, options.settings))

@@ -35,7 +35,7 @@ class MessagingRelayService(RelayRole):
 
 
 def makeService(options: Options) -> MessagingRelayService:
-    """The service for parsed options; what cannot work raises ``SystemExit`` with one line."""
+    """The service for parsed options; an error raises ``SystemExit`` with one line."""
     from twisted.internet import reactor
 
     return options.build(lambda: MessagingRelayService(reactor, options.settings, uid=options.uid))

@@ -57,7 +57,7 @@ class RmbPeerService(RoleService):
     settings: RmbPeerSettings
 
     def __init__(self, reactor: Any, settings: RmbPeerSettings, *, uid: int | None = None) -> None:
-        """``uid`` is the user the process will run as when it has started as root, and may own the key file."""
+        """``uid`` is the user that a process started as root will run as; that user may own the key file."""
         demand_rmb()
         from dmsg.rmb.client.relays import check_relays
         from dmsg.rmb.twins.open import check_registry, parse_genesis
@@ -75,7 +75,7 @@ class RmbPeerService(RoleService):
             raise ConfigError("redis", str(error)) from None
         super().__init__(reactor, settings, node=short_node(self._key.account.hex()), listen=None)
         self.registry: ITwinRegistry | None = None
-        #: The peer itself, from the start on.
+        #: The peer itself, set at the start.
         self.gateway: Gateway | None = None
         self._works = False
 
@@ -112,7 +112,7 @@ class RmbPeerService(RoleService):
         self._works = True
 
     async def stop_role(self) -> None:
-        """Take nothing more from Redis, bring there what is on its way, and disconnect."""
+        """Take nothing more from Redis, deliver what is on its way there, and disconnect."""
         if self.gateway is not None:
             await self.gateway.stop()
         if self.registry is not None:
@@ -132,14 +132,14 @@ class RmbPeerService(RoleService):
         return {} if self.gateway is None else self.gateway.stats()
 
     def where(self) -> str:
-        """For whom, and over which relays."""
+        """The Redis it serves, and the relays it uses."""
         return f"between {self._redis} and {', '.join(self.settings.relay)}"
 
 
 def hosts_to_publish(relays: tuple[str, ...]) -> tuple[str, ...]:
     """The names under which others find our relays; none if the URLs do not tell.
 
-    A port or an address in a URL is for a way of our own: what the relay is called there is known to the registry only.
+    A URL with a port or an IP address is our own way to a relay: only the registry knows the name of such a relay.
     """
     places = [urlsplit(url) for url in relays]
     named = all(place.port is None and place.hostname and parse_ip(place.hostname) is None for place in places)
@@ -165,7 +165,7 @@ def _read_key(settings: RmbPeerSettings, uid: int | None) -> TwinKey:
 
 
 def makeService(options: Options) -> RmbPeerService:
-    """The service for parsed options; what cannot work raises ``SystemExit`` with one line."""
+    """The service for parsed options; an error raises ``SystemExit`` with one line."""
     from twisted.internet import reactor
 
     return options.build(lambda: RmbPeerService(reactor, options.settings, uid=options.uid))

@@ -75,7 +75,7 @@ class RmbRelayService(RoleService):
     settings: RmbRelaySettings
 
     def __init__(self, reactor: Any, settings: RmbRelaySettings, *, uid: int | None = None) -> None:
-        """``uid`` is the user the process will run as when it has started as root, and may own the key file."""
+        """``uid`` is the user that a process started as root will run as; that user may own the key file."""
         demand_rmb()
         from dmsg.rmb.twins.open import check_registry
 
@@ -93,7 +93,7 @@ class RmbRelayService(RoleService):
         )
         self.registry: ITwinRegistry | None = None
         self.store: QueueStore | None = None
-        #: The relay itself, from the start on.
+        #: The relay itself, set at the start.
         self.relay: RmbRelay | None = None
         self.federation: Federation | None = None
         self._caller: HttpCaller | None = None
@@ -135,7 +135,7 @@ class RmbRelayService(RoleService):
         self.endpoint.listen(make_site(relay, self.reactor, pages, ingest)).addCallbacks(self._listening, self.fail)
 
     def _federate(self, relay: RmbRelay) -> Any:
-        """Let ``relay`` post to others; gives what takes their posts."""
+        """Let ``relay`` post to other relays; gives the resource that takes their posts."""
         from dmsg.rmb.core.ranker import Ranker
         from dmsg.rmb.relay.federation import Federation
         from dmsg.rmb.relay.ingest import Ingest
@@ -181,7 +181,7 @@ class RmbRelayService(RoleService):
 
     @property
     def limits(self) -> RelayLimits:
-        """The limits, with what has options of its own."""
+        """The limits, changed by the options that stand for one of them."""
         settings = self.settings
         changes: dict[str, Any] = {}
         if settings.drain_timeout is not None:
@@ -195,7 +195,7 @@ class RmbRelayService(RoleService):
         self.emit(ServerStarted("", address_text(port), dmsg.__version__, "rmb"))
 
     async def stop_role(self) -> None:
-        """Take no more connections, close the sessions, put what they were not given into the store, and close that."""
+        """Accept no more connections, close the sessions, store what they have not got, and close the store."""
         began = self.reactor.seconds()
         await self.endpoint.close()
         if self.federation is not None:
@@ -239,7 +239,7 @@ def _read_key(settings: RmbRelaySettings, uid: int | None) -> SigningKey | None:
 
 
 def makeService(options: Options) -> RmbRelayService:
-    """The service for parsed options; what cannot work raises ``SystemExit`` with one line."""
+    """The service for parsed options; an error raises ``SystemExit`` with one line."""
     from twisted.internet import reactor
 
     return options.build(lambda: RmbRelayService(reactor, options.settings, uid=options.uid))

@@ -33,7 +33,7 @@ class RelayService(RelayRole):
 
 
 def makeService(options: Options) -> RelayService:
-    """The service for parsed options; what cannot work raises ``SystemExit`` with one line."""
+    """The service for parsed options; an error raises ``SystemExit`` with one line."""
     from twisted.internet import reactor
 
     return options.build(lambda: RelayService(reactor, options.settings, uid=options.uid))

@@ -1,4 +1,4 @@
-"""What can be set, for each role: the declarations that options, environment and TOML tables are made from.
+"""The settings of each role: options, environment and TOML tables are made from these declarations.
 
 Importing this installs no reactor.
 """
@@ -58,7 +58,7 @@ class Verify(Enum):
 
 
 def _without_credentials(location: str) -> None:
-    """Raise ``ValueError`` for a URL with a user or password: logs of proxies would have it."""
+    """Raise ``ValueError`` for a URL with a user or password, which would end up in the logs of proxies."""
     try:
         found = "://" in location and "@" in urlsplit(location).netloc
     except ValueError:

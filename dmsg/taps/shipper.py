@@ -49,7 +49,7 @@ class ShipperService(RoleService):
         self._options = parse_options(settings.option)
         check_target(self._target, self._source, self._options)
         super().__init__(reactor, settings, node="shipper", listen=None)
-        #: The shipper itself, from the start on.
+        #: The shipper itself, set at the start.
         self.shipper: Shipper | None = None
 
     def start_role(self) -> None:
@@ -105,7 +105,7 @@ class ShipperService(RoleService):
 
 
 def makeService(options: Options) -> ShipperService:
-    """The service for parsed options; what cannot work raises ``SystemExit`` with one line."""
+    """The service for parsed options; an error raises ``SystemExit`` with one line."""
     from twisted.internet import reactor
 
     return options.build(lambda: ShipperService(reactor, options.settings))
