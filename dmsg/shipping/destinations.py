@@ -1,11 +1,11 @@
-"""Where files of the event log are shipped to: a local directory, or anything fsspec knows. Blocking; owner of fsspec.
+"""The destinations of event log files: a local directory, or any file system that fsspec knows. Blocking; owner of fsspec.
 
-A destination has one promise: when :meth:`Destination.deliver` returns, exactly that content stands under that name. It
-may be called again for what is there already, and never writes over other content.
+A destination has one promise: when :meth:`Destination.deliver` returns, exactly that content is stored under that name. It may
+be called again for content that is there already, and never overwrites other content.
 
 - A local path: written under a hidden name, fsynced, read back, then linked to its name, which fails if that is taken.
 - An object store (``s3://``, ``gs://``, ``abfs://`` …): an object appears whole or not at all, so it is written in one
-  go (on S3 with "only if there is none"), then checked.
+  step (on S3 with the condition that there is none yet), then checked.
 - Anything else (``hdfs://``, ``sftp://`` …): written under a hidden name, read back, renamed.
 
 fsspec and the libraries behind it are imported when the first file is shipped or :func:`check_target` asks for them.
@@ -44,7 +44,7 @@ _OBJECT_STORES: Final = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "a
 _CONDITIONAL: Final = frozenset({"s3", "s3a"})
 #: File systems whose clients may be used by several threads at once.
 _PARALLEL: Final = _OBJECT_STORES | {"hdfs", "arrow_hdfs"}
-#: Words in the name of a storage option that is a credential.
+#: A storage option is a credential if its name has one of these words.
 _SECRET_WORDS: Final = ("secret", "password", "passwd", "passphrase", "token", "credential", "private", "sas")
 _SECRET_NAMES: Final = frozenset({"key", "access_key", "account_key", "connection_string", "pkey"})
 
@@ -52,18 +52,18 @@ _SECRET_NAMES: Final = frozenset({"key", "access_key", "account_key", "connectio
 class Destination(Protocol):
     """Takes files. Called in threads, several at a time."""
 
-    #: What it is, for logs: without secrets.
+    #: Its name for logs, without secrets.
     text: str
 
     def deliver(self, path: str, content: Content) -> None:
-        """Make ``content`` stand under ``path`` (relative, with ``/``) and be sure of it; raises ``ShippingError``."""
+        """Store ``content`` under ``path`` (relative, with ``/``) and verify that; raises ``ShippingError``."""
 
 
 # --- which -----------------------------------------------------------------------------------------------------------
 
 
 def local_path(target: str) -> str | None:
-    """The absolute path a target means; ``None`` if it is not on this machine's own file systems."""
+    """The absolute path of a target; ``None`` if it is not on a file system of this machine."""
     scheme, there, rest = target.partition("://")
     if not there:
         return os.path.abspath(target)
@@ -71,7 +71,7 @@ def local_path(target: str) -> str | None:
 
 
 def check_target(target: str, source: str, options: Mapping[str, Any]) -> None:
-    """Raise ``ConfigError`` if files of ``source`` can never be shipped to ``target``, however its network is."""
+    """Raise ``ConfigError`` if files of ``source`` can never be shipped to ``target``, whatever the network does."""
     path = local_path(target)
     if path is not None:
         if options:
@@ -104,7 +104,7 @@ def check_target(target: str, source: str, options: Mapping[str, Any]) -> None:
 def parse_options(text: str | None) -> dict[str, Any]:
     """Storage options of fsspec from ``name=value`` words; ``config_kwargs.s3.addressing_style=path`` nests.
 
-    Raises ``ConfigError`` for what is none, and for credentials: they come from the environment or from the files the
+    Raises ``ConfigError`` for other words, and for credentials. These come from the environment or from files that the
     libraries read by themselves, because a command line can be read by others.
     """
     options: dict[str, Any] = {}
@@ -139,7 +139,7 @@ def open_destination(
 ) -> Destination:
     """The destination of a target that :func:`check_target` accepts; connects to nothing yet.
 
-    With ``read_back`` everything is read back after it was written, even if the store tells a checksum.
+    With ``read_back`` all data is read back after it was written, even if the store tells a checksum.
     """
     path = local_path(target)
     if path is not None:
@@ -165,7 +165,7 @@ def _connect(target: str, scheme: str, options: Mapping[str, Any]) -> tuple[Any,
         if region is not None:
             given["client_kwargs"] = {**given.get("client_kwargs", {}), "region_name": region}
         given.setdefault("use_listings_cache", False)
-        # Trying again is our own business: the layers below would keep a file that fails for minutes.
+        # We retry ourselves: the layers below would hold a failing file for minutes.
         given["config_kwargs"] = {"retries": {"max_attempts": 1}, **given.get("config_kwargs", {})}
     file_system, root = fsspec.core.url_to_fs(target, skip_instance_cache=True, **given)
     if scheme in _CONDITIONAL:
@@ -179,9 +179,9 @@ def _connect(target: str, scheme: str, options: Mapping[str, Any]) -> tuple[Any,
 class _Remote(abc.ABC):
     """A file system of fsspec: connected when it is first used, its exceptions translated."""
 
-    #: Whether its library connects again by itself. Otherwise, as with FTP and SFTP, a connection that a server or a firewall
-    #: has ended between two files would fail for ever. So after a failure another one is made, at once if the connection was
-    #: not a new one.
+    #: Whether its library reconnects by itself. Otherwise, as with FTP and SFTP, a connection that a server or a firewall has
+    #: ended between two files would fail for ever. So after a failure a new connection is made, and at once if the failed one
+    #: was not new.
     _reconnects = False
 
     def __init__(self, target: str, connect: Callable[[], tuple[Any, str]], *, read_back: bool) -> None:
@@ -193,12 +193,12 @@ class _Remote(abc.ABC):
         self._connecting = threading.Lock()
 
     def deliver(self, path: str, content: Content) -> None:
-        """Write, check; the order is the subclass's."""
+        """Write and check; the subclass decides how."""
         if not self._try(path, content, may_be_over=not self._reconnects):
             self._try(path, content, may_be_over=False)
 
     def _try(self, path: str, content: Content, *, may_be_over: bool) -> bool:
-        """Deliver; ``False`` if that failed on a connection from before, which ``may_be_over``."""
+        """Deliver; ``False`` if that failed on an earlier connection, which ``may_be_over``."""
         connected: tuple[Any, str] | None = None
         is_new = False
         try:
@@ -213,7 +213,7 @@ class _Remote(abc.ABC):
             raise
         except Exception as error:  # fsspec's back ends raise whatever their libraries do
             reason = reason_of(error)
-            # Credentials are read when connecting: where they are refused there may be others by now.
+            # Credentials are read when connecting: after a refusal there may be new ones.
             if not self._reconnects or reason == "denied":
                 with self._connecting:
                     if self._connected is connected:
@@ -225,10 +225,10 @@ class _Remote(abc.ABC):
 
     @abc.abstractmethod
     def _deliver(self, file_system: Any, final: str, content: Content) -> None:
-        """Make ``content`` stand under ``final`` and be sure of it."""
+        """Store ``content`` under ``final`` and verify that."""
 
     def standing(self, file_system: Any, path: str, content: Content) -> Standing:
-        """What stands under a path: by its size and checksum if the store tells them, by reading it otherwise."""
+        """What is stored under a path, found by its size and checksum if the store tells them, otherwise by reading it."""
         file_system.invalidate_cache(path.rpartition("/")[0])
         try:
             info = file_system.info(path)
@@ -236,8 +236,8 @@ class _Remote(abc.ABC):
                 return Standing.NOTHING if info["type"] == "directory" else Standing.OTHER
             if info["size"] != content.size_bytes:
                 return Standing.OTHER
-            # The ETag of an object that came in one piece and is not encrypted by the store is its MD5. If it is not
-            # ours, it may be something else altogether, and the content has to tell.
+            # The ETag of an object that came in one piece and is not encrypted by the store is its MD5. If the ETag is not
+            # our MD5, it may be something else altogether, and the content has to be compared.
             if not self._read_back and str(info.get("ETag", "")).strip('"').lower() == content.md5:
                 return Standing.THIS
             with file_system.open(path, "rb", block_size=PIECE_BYTES) as file:
@@ -247,7 +247,7 @@ class _Remote(abc.ABC):
 
 
 class ObjectDestination(_Remote):
-    """An object store. ``conditional``: it can be asked to create an object only if there is none of that name."""
+    """An object store. If it is ``conditional``, it can create an object only if there is none of that name."""
 
     _reconnects = True
 
@@ -274,7 +274,7 @@ class ObjectDestination(_Remote):
             file_system.put_file(content.path, final, mode="create", max_concurrency=_PARTS_AT_A_TIME)
         except Exception as error:
             code = _code(error)
-            if code in ("NotImplemented", "501"):  # a store that speaks S3 but not this
+            if code in ("NotImplemented", "501"):  # a store that speaks S3, but not conditional writes
                 self._conditional = False
                 file_system.put_file(content.path, final, max_concurrency=_PARTS_AT_A_TIME)
             elif not isinstance(error, FileExistsError) and code not in ("PreconditionFailed", "412"):
@@ -282,9 +282,9 @@ class ObjectDestination(_Remote):
 
 
 class StagedDestination(_Remote):
-    """A file system on which a file can be seen while it is being written: under a hidden name, until it is whole.
+    """A file system on which a file is visible while it is being written: so it has a hidden name until it is whole.
 
-    ``token`` tells the hidden names of this shipper from those of others.
+    ``token`` distinguishes the hidden names of this shipper from those of others.
     """
 
     def __init__(
@@ -319,7 +319,7 @@ class StagedDestination(_Remote):
                 file_system.rm_file(staging)
 
     def _sweep(self, file_system: Any, folder: str, name: str) -> None:
-        """Remove what killed shippers left of this file. One that is alive fails once, and finds the file there then."""
+        """Remove what killed shippers left of this file. A shipper that is alive fails once, and then finds the file there."""
         for path in file_system.ls(folder, detail=False):
             left = path.rpartition("/")[2]
             if left.startswith(f".{name}.") and left.endswith(STAGING_SUFFIX):
@@ -328,6 +328,6 @@ class StagedDestination(_Remote):
 
 
 def _code(error: BaseException) -> str:
-    """The code of an answer of S3 that an exception stands for; "" if it stands for none."""
+    """The error code of S3 in an exception; "" if there is none."""
     response = getattr(error.__cause__ or error, "response", None)
     return str(response.get("Error", {}).get("Code", "")) if isinstance(response, dict) else ""

@@ -1,8 +1,8 @@
-"""Shipping into a directory of this machine's own file systems, and what all destinations have in common. Blocking.
+"""Shipping into a directory on a file system of this machine, and the common part of all destinations. Blocking.
 
-A file is written under a hidden name that is locked meanwhile, fsynced, read back, and linked to its own name, which
-fails if that is taken; then the directory is synced. The hidden name is always the same for the same file, so what a
-killed shipper left is written over by the next.
+A file is written under a hidden name, locked meanwhile, fsynced, read back, and linked to its final name, which fails if that
+is taken; then the directory is synced. The hidden name of a file is always the same, so the next shipper overwrites what a
+killed one has left.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dmsg.shipping.errors import ShippingError
 from dmsg.shipping.plan import clip
 from dmsg.shipping.scan import Content
 
-#: Read and written at a time.
+#: Bytes read and written at a time.
 PIECE_BYTES: Final = 1024 * 1024
 STAGING_SUFFIX: Final = ".staging"
 _NO_LINKS: Final = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
@@ -43,7 +43,7 @@ _KNOWN_ERRORS: Final = {
 
 
 class Standing(Enum):
-    """What stands under a name."""
+    """What is stored under a name."""
 
     NOTHING = "nothing"
     THIS = "this"
@@ -51,10 +51,10 @@ class Standing(Enum):
 
 
 class LocalDestination:
-    """A directory on one of this machine's file systems. It must be there and is never made.
+    """A directory on a file system of this machine. It must exist, and is never made.
 
-    So a directory on a disk that is not mounted is a target that is down. The mount point itself is not: without its
-    disk it is an empty directory, and takes what comes.
+    So a directory on a disk that is not mounted is a target that is down. The mount point itself is no such target: without
+    its disk it is an empty directory, and takes files.
     """
 
     def __init__(self, root: str) -> None:
@@ -78,13 +78,13 @@ class LocalDestination:
                 try:
                     self._fill(file, staging, content)
                     self.publish(staging, final)
-                except BaseException:  # and no later attempt is sure to be at this file: another shipper may have it
+                except BaseException:  # clean up now: the next attempt at this file may be another shipper's
                     with contextlib.suppress(FileNotFoundError):
                         os.unlink(staging)
                     raise
             standing = self.standing(final, content)
         else:
-            with contextlib.suppress(FileNotFoundError):  # what a shipper that was killed left
+            with contextlib.suppress(FileNotFoundError):  # a killed shipper may have left it
                 os.unlink(staging)
         demand(standing, final)
 
@@ -98,7 +98,7 @@ class LocalDestination:
             raise ShippingError("mismatch", f"{staging} does not hold what was written to it")
 
     def publish(self, staging: str, final: str) -> None:
-        """Give a finished file its name, unless there is one of that name; then sync the directory."""
+        """Give a finished file its name, unless that name is taken; then sync the directory."""
         try:
             os.link(staging, final)
         except FileExistsError:
@@ -116,7 +116,7 @@ class LocalDestination:
         sync_directory(os.path.dirname(final))
 
     def standing(self, path: str, content: Content) -> Standing:
-        """What stands under an absolute path, by reading it."""
+        """What is stored under an absolute path, found by reading it."""
         try:
             with open(path, "rb") as file:
                 status = os.fstat(file.fileno())
@@ -128,7 +128,7 @@ class LocalDestination:
 
 
 def _make_folders(root: str, folder: str) -> None:
-    """Make the folders below ``root``, each safely on the disk; ``root`` itself is never made."""
+    """Make the folders below ``root``, each synced to the disk; ``root`` itself is never made."""
     path = root
     for part in os.path.relpath(folder, root).split(os.sep):
         above, path = path, os.path.join(path, part)
@@ -152,11 +152,11 @@ def _claim(staging: str) -> BinaryIO:
             raise ShippingError("unreadable", f"another shipper is writing {staging}") from None
         if isinstance(error, FileNotFoundError):
             raise ShippingError("unreadable", f"another shipper has just written {staging}") from None
-        raise  # a file system that knows no locks
+        raise  # a file system without locks
     return os.fdopen(descriptor, "r+b")
 
 
-# --- what all destinations have in common ---
+# --- the common part of all destinations ---
 
 
 def compare(file: BinaryIO, size_bytes: int, content: Content) -> Standing:
@@ -170,7 +170,7 @@ def compare(file: BinaryIO, size_bytes: int, content: Content) -> Standing:
 
 
 def demand(standing: Standing, path: str) -> None:
-    """Raise ``ShippingError`` unless it is the right content that stands under ``path``."""
+    """Raise ``ShippingError`` unless the right content is stored under ``path``."""
     if standing is Standing.OTHER:
         raise ShippingError("conflict", f"{path} has another content than its name says; it is left as it is")
     if standing is Standing.NOTHING:
@@ -178,7 +178,7 @@ def demand(standing: Standing, path: str) -> None:
 
 
 def reason_of(error: BaseException) -> str:
-    """The fixed text for an exception of whatever library."""
+    """The fixed text for an exception of any library."""
     number = getattr(error, "errno", None)
     if isinstance(error, FileNotFoundError):
         return "no_such_place"

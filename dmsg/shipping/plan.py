@@ -1,9 +1,9 @@
 """Which files of an event log are shipped, under which names, in which order, and when a failure is tried again. Pure.
 
-Failures are of two kinds. What is wrong with one file (:data:`FILE_REASONS`) holds up that file only. Anything else is
-taken for the target's: then all files wait, and one at a time is tried until one gets through. Either way the file that
-failed waits for longer each time, so that the next attempt is another file's and none can stop the others. After
-failures of its own it waits for much longer, because those seldom pass by themselves and many files may have them.
+There are two kinds of failures. A failure of one file (:data:`FILE_REASONS`) delays that file only. Any other failure counts
+as the target's: then all files wait, and one at a time is tried until one gets through. In both cases the pause of the file
+that failed grows each time, so that the next attempt is at another file and none can stop the others. After failures of its
+own a file waits for much longer, because those seldom pass by themselves and many files may have them.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Final, NamedTuple
 from dmsg.eventlog.names import DIGEST_DIGITS, LogFileName
 from dmsg.sansio.backoff import Backoff
 
-#: First part of the path of what a shipper itself writes. Shipping that is not an event: each file would make a line,
+#: Beginning of the paths of files that a shipper itself writes. Shipping these makes no event: each file would make a line,
 #: that line a file, and so on for ever.
 OWN_FOLDER: Final = "role=shipper/"
-#: Reasons that are one file's own: its content, the content that stands in its place, access to it.
+#: Reasons that concern one file only: its content, the content stored in its place, access to it.
 FILE_REASONS: Final = frozenset({"damaged", "conflict", "unreadable", "mismatch"})
-#: The longest pause after failures that are a file's own is so many times that after others.
+#: The longest pause after failures of a file's own is so many times as long as the one after other failures.
 OWN_PAUSES: Final = 60.0
 #: Of a message from a third-party library at most this many characters are logged.
 DETAIL_CHARACTERS: Final = 300
@@ -52,8 +52,8 @@ def recognise(path: str) -> LogFileName | None:
 
 
 def landing_path(path: str, sha256: str) -> str:
-    """Where the file at ``path`` belongs below the target, by the SHA-256 (hex) of its bytes: same folders, same name
-    with the beginning of the digest in it."""
+    """The path below the target of the file at ``path``, whose bytes have this SHA-256 (hex): the same folders, and the same
+    name with the beginning of the digest in it."""
     name = recognise(path)
     if name is None:
         raise ValueError(f"{path!r} is no finished file of an event log")
@@ -61,12 +61,12 @@ def landing_path(path: str, sha256: str) -> str:
 
 
 def redact(text: str) -> str:
-    """``text`` without what may be secret in the URLs in it: user and password, and the query."""
+    """``text`` without the parts of its URLs that may be secret: user, password and query."""
     return _QUERY.sub(r"\1?…", _USERINFO.sub(r"\1…@", text))
 
 
 def clip(error: BaseException | None, url: str = "") -> str:
-    """The first line of an error for a log: bounded, and without the password of ``url`` wherever it stands."""
+    """The first line of an error for a log: of limited length, and without the password of ``url``."""
     text = redact((str(error) or repr(error)).partition("\n")[0])
     password = _PASSWORD.search(url)  # urlsplit refuses some texts, and an error may well be about such a one
     if password is not None:
@@ -75,7 +75,7 @@ def clip(error: BaseException | None, url: str = "") -> str:
 
 
 class Sparing:
-    """Of many things of a kind that are to be told, lets one through in ``every_s`` seconds and counts the others."""
+    """A rate limit for messages: lets one of a kind through in ``every_s`` seconds and counts the others."""
 
     def __init__(self, every_s: float) -> None:
         self._every_s = every_s
@@ -83,7 +83,7 @@ class Sparing:
         self._left_out: dict[str, int] = {}
 
     def lets(self, kind: str, now: float) -> int | None:
-        """How many of this kind were left out since the last one, if this one is to be told; ``None`` if it is not."""
+        """How many of this kind were left out since the last one, if this one may be told; ``None`` if it may not."""
         if now < self._again_at.get(kind, now):
             self._left_out[kind] = self._left_out.get(kind, 0) + 1
             return None
@@ -91,21 +91,21 @@ class Sparing:
         return self._left_out.pop(kind, 0)
 
     def rest(self) -> dict[str, int]:
-        """How many of each kind were left out and not told of yet; from now on they are."""
+        """How many of each kind were left out and not told yet; from now on they count as told."""
         left_out, self._left_out = self._left_out, {}
         return left_out
 
 
 class _Failures(NamedTuple):
-    """How often a file has failed, and how often of that for a reason of its own."""
+    """How often a file has failed, and how many of these failures were its own."""
 
     all: int = 0
     own: int = 0
 
 
 class _Queue:
-    """Paths by a key, the least first. A step costs O(log n) on average, because what is dropped stays in the heap until
-    it comes up or more than half of the heap is such."""
+    """Paths by a key, the least first. A step costs O(log n) on average, because a dropped path stays in the heap until it
+    comes up, or until more than half of the heap is dropped paths."""
 
     def __init__(self) -> None:
         self._keys: dict[str, tuple[float, ...]] = {}
@@ -122,7 +122,7 @@ class _Queue:
         self._keys.pop(path, None)
 
     def first(self) -> tuple[tuple[float, ...], str] | None:
-        """The least key and its path, which stays; of equal keys the least path."""
+        """The least key and its path, which stays in the queue; of equal keys the least path."""
         heap = self._heap
         while heap and self._keys.get(heap[0][1]) != heap[0][0]:
             heappop(heap)
@@ -130,12 +130,12 @@ class _Queue:
 
 
 class Plan:
-    """What is known of the files, and what is to be tried next. ``now`` is monotonic seconds throughout.
+    """The known files, and which one is tried next. ``now`` is always monotonic seconds.
 
     ``backoff`` is for the target; failures of a file's own have :data:`OWN_PAUSES` times its limit.
-    At most ``parallel`` attempts are under way at a time. With ``give_up_after`` a file is left alone after so many
-    failures, and everything is after so many failures in a row of the target. What an attempt costs hardly grows with the
-    number of files: a directory may hold hundreds of thousands, and all of them may fail.
+    At most ``parallel`` attempts are under way at a time. With ``give_up_after`` a file is left alone after so many failures,
+    and all files are after so many failures of the target in a row. The cost of an attempt hardly grows with the number of
+    files: a directory may hold hundreds of thousands, and all of them may fail.
     """
 
     def __init__(
@@ -148,8 +148,8 @@ class Plan:
         self._give_up_after = give_up_after
         self._files: dict[str, Waiting] = {}
         self._failures: dict[str, _Failures] = {}
-        # Where a file is: under way, with the target's failures when it was begun; not yet tried; waiting, by when its
-        # turn comes; its turn has come, in both orders. One that was given up is nowhere.
+        # A file is in one of these: under way, with the number of the target's failures when it began; not tried yet; waiting,
+        # ordered by when its turn comes; due, in both orders. A file that was given up is in none.
         self._running: dict[str, int] = {}
         self._ready: deque[str] = deque()
         self._waiting = _Queue()
@@ -162,11 +162,11 @@ class Plan:
     # --- what there is -----------------------------------------------------------------------------------------------
 
     def scan_begins(self) -> None:
-        """From now on files that settle are not in the coming list, although it may name them."""
+        """A scan begins: its list may still name files that settle from now on, and these are ignored."""
         self._settled.clear()
 
     def scanned(self, files: Iterable[Waiting]) -> None:
-        """Take a list of all finished files there are."""
+        """Take the list of all finished files."""
         found = {one.path: one for one in files if one.path not in self._settled}
         found.update((path, self._files[path]) for path in self._running)
         self._files = found
@@ -192,8 +192,8 @@ class Plan:
         return self._files[path]
 
     def _next(self, now: float) -> str | None:
-        """Files whose turn has come again go first, the oldest of them. While the target fails, they go last, and first
-        those that failed the least: it may be only the file that the target will not have."""
+        """Files that are due again go first, the oldest of them first. While the target fails they go last, those with the
+        fewest failures first: it may be only one file that the target refuses."""
         while (waiting := self._waiting.first()) is not None and waiting[0][0] <= now:
             path = waiting[1]
             self._waiting.drop(path)
@@ -209,7 +209,7 @@ class Plan:
         return due[1]
 
     def attempt(self, path: str) -> int:
-        """Which attempt on the file is the one under way, from 1."""
+        """The number of the attempt under way at the file, from 1."""
         return self._failures.get(path, _Failures()).all + 1
 
     def settled(self, path: str, *, reached: bool) -> None:
@@ -222,7 +222,7 @@ class Plan:
             self._target_failures, self._target_due = 0, 0.0
 
     def failed(self, path: str, reason: str, now: float) -> float:
-        """The attempt failed; when the file will be tried again at the earliest (infinity: no more)."""
+        """The attempt failed; gives when the file will be tried again at the earliest (infinity: never)."""
         failures_then = self._running.pop(path)
         own = reason in FILE_REASONS
         if not own and failures_then == self._target_failures:  # one outage fails several at once
@@ -238,7 +238,7 @@ class Plan:
         return due
 
     def next_due(self, now: float) -> float | None:
-        """When :meth:`take` has something again, if nothing else happens; ``None`` if only something else helps."""
+        """When :meth:`take` gives a file again, if nothing happens before; ``None`` if it needs another event."""
         limit = 1 if self._target_failures else self._parallel
         if len(self._running) >= limit or self._target_given_up:
             return None
@@ -251,7 +251,7 @@ class Plan:
 
     @property
     def finished(self) -> bool:
-        """Whether nothing is under way and nothing will be without another list of files."""
+        """Whether nothing is under way, and nothing will be without a new list of files."""
         if self._running:
             return False
         left = self._ready or self._due_by_age.first() is not None or self._waiting.first() is not None
@@ -264,7 +264,7 @@ class Plan:
 
     @property
     def backlog(self) -> tuple[Waiting, ...]:
-        """Every file that is still here, those under way included."""
+        """Every file that is still here, including those under way."""
         return tuple(self._files.values())
 
     @property

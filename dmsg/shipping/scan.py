@@ -1,9 +1,9 @@
-"""The shipper's side of the event directory: finding finished files, looking through them, letting go of them. Blocking.
+"""The shipper's side of the event directory: finding finished files, checking them, removing them. Blocking.
 
-A file is looked through before it leaves: it must be whole zstd frames that hold as many lines as its name says. One
-that is not is moved aside into ``.damaged`` below the event directory, where it stays, whole, until a person has looked
-at it: shipped, its readers would drop what they cannot decode without a word; left where it is, it would be tried for
-ever. Files are shipped exactly as they are, never packed anew.
+A file is checked before it is shipped: it must consist of whole zstd frames with as many lines as its name says. A damaged
+file is moved into ``.damaged`` below the event directory, where it stays, whole, until a person has looked at it. If it were
+shipped, its readers would silently drop what they cannot decode; if it stayed in its place, it would be tried for ever. Files
+are shipped exactly as they are, never packed anew.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dmsg.eventlog.tree import sync_directory
 from dmsg.shipping.errors import ShippingError
 from dmsg.shipping.plan import Waiting, landing_path, recognise
 
-#: Folders below the event directory for files that were set aside, and for shipped ones that are to be kept.
+#: Folders below the event directory: for damaged files, and for shipped files that are to be kept.
 DAMAGED_FOLDER: Final = ".damaged"
 SHIPPED_FOLDER: Final = ".shipped"
 #: An empty folder of an hour or a day is removed when it has not been changed for this long: no writer wants it then.
@@ -33,7 +33,7 @@ _FOLDER_BEGINNINGS: Final = ("role=", "date=", "hour=")
 
 
 class Found(NamedTuple):
-    """What is in an event directory: finished files; how many others there are; how many have been set aside."""
+    """The content of an event directory: finished files; how many other files there are; how many are set aside as damaged."""
 
     files: tuple[Waiting, ...]
     foreign: int
@@ -42,7 +42,7 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """A file that was looked through: where it lies here, what it holds, and which file on the disk it was."""
+    """A file that was checked: its path here, its content, and which file on the disk it was."""
 
     path: str
     size_bytes: int
@@ -52,7 +52,7 @@ class Content:
     status: os.stat_result
 
     def open(self) -> BinaryIO:
-        """The file, opened for reading; raises ``ShippingError`` if it cannot be, or is another one now."""
+        """The file, opened for reading; raises ``ShippingError`` if that fails, or another file has its path now."""
         try:
             file = _open(self.path)
         except OSError as error:
@@ -83,9 +83,9 @@ def scan(directory: str, now: float) -> Found:
 
 
 def examine(directory: str, path: str) -> Content:
-    """Look through a file; raises ``FileNotFoundError``, or ``ShippingError`` if it cannot be read or is damaged.
+    """Check a file; raises ``FileNotFoundError``, or ``ShippingError`` if it cannot be read or is damaged.
 
-    A damaged file has been moved aside when that is raised.
+    A damaged file has been moved aside by then.
     """
     name = recognise(path)
     if name is None:
@@ -151,7 +151,7 @@ def set_aside(directory: str, path: str, sha256: str, folder: str) -> str:
 
 
 def _open(path: str) -> BinaryIO:
-    """Open a regular file, and nothing a name may stand for instead."""
+    """Open a regular file, but nothing else that the name may stand for."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -164,7 +164,7 @@ def _changed(now: os.stat_result, then: os.stat_result) -> bool:
 
 
 def _walk(directory: str, now: float, depth: int = 0) -> Iterator[os.DirEntry[str]]:
-    """Everything that is not hidden and not being written, three folders deep."""
+    """All entries that are not hidden and not being written, three folders deep."""
     with os.scandir(directory) as entries:
         listed = [one for one in entries if not one.name.startswith((".", "_"))]
     for entry in listed:

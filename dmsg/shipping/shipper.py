@@ -1,11 +1,11 @@
-"""Ships finished files of an event log: looks for them, brings them to a destination, and lets go of what has arrived.
+"""Ships finished files of an event log: looks for them, brings them to a destination, and removes what has arrived.
 
-The rule that nothing else may bend: a file is removed here only after the destination has it and has been asked. So a
-shipper can be killed at any point; the next one finds the file, finds (or not) what stands at the destination, and goes
-on from there. Names hold a digest of the content, so that shipping twice makes one file.
+One rule has no exception: a file is removed here only after the destination has it and has confirmed that. So a shipper can be
+killed at any point; the next one finds the file, looks whether it is at the destination, and goes on from there. Names hold a
+digest of the content, so that shipping twice makes one file.
 
-All that blocks is done in threads of its own, a bounded number of them. They are daemons: a target that hangs cannot
-keep the program from ending, and an upload that is cut off by its end is as one that was killed.
+Blocking work runs in a limited number of threads. They are daemon threads: a target that hangs cannot keep the program from
+ending, and an upload that is cut off by that end is like one that was killed.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from dmsg.shipping.plan import OWN_FOLDER, Plan, Sparing, Waiting, clip, landing
 from dmsg.shipping.scan import Found, examine, release, scan
 
 T = TypeVar("T")
-#: Runs something that blocks in a thread; the Deferred fires where the reactor runs.
+#: Runs a blocking function in a thread; the Deferred fires in the reactor's thread.
 InThread = Callable[[Callable[[], T]], "Deferred[T]"]
-#: An attempt that takes longer than this makes the shipper not ready. It goes on: there is no way to stop it.
+#: While an attempt takes longer than this many seconds, the shipper is not ready. It goes on: nothing can stop it.
 STUCK_S: Final = 300.0
-#: Of the failures for one reason one in so many seconds is logged: there may be thousands, and an event for each.
+#: Of the failures for one reason, one in this many seconds is logged: there may be thousands, and each has its event anyway.
 WARN_S: Final = 60.0
 
 _log = Logger()
@@ -43,8 +43,8 @@ _log = Logger()
 
 @dataclass(frozen=True, slots=True)
 class ShipperConfig:
-    """How a shipper works: seconds between two looks at the directory; whether shipped files are kept (moved into
-    ``.shipped``); whether it ends when what is there has been dealt with."""
+    """How a shipper works: seconds between two scans of the directory; whether shipped files are kept (moved into
+    ``.shipped``); whether it ends once it has dealt with the files that are there."""
 
     poll_s: float = 10.0
     keep: bool = False
@@ -60,7 +60,7 @@ class Shipped(NamedTuple):
 
 
 def ship(directory: str, path: str, destination: Destination, *, keep: bool) -> Shipped | None:
-    """Bring one file to ``destination`` and let go of it; ``None`` if it is gone. Blocks; raises ``ShippingError``."""
+    """Bring one file to ``destination`` and remove it here; ``None`` if it is gone. Blocks; raises ``ShippingError``."""
     try:
         content = examine(directory, path)
     except FileNotFoundError:  # another shipper was quicker
@@ -71,13 +71,13 @@ def ship(directory: str, path: str, destination: Destination, *, keep: bool) -> 
     except ShippingError:
         if os.path.lexists(content.path):
             raise
-        return None  # another process has shipped or deleted it meanwhile: nothing is left to be tried again
+        return None  # another process has shipped or deleted it meanwhile: there is nothing to retry
     release(directory, path, content, keep=keep)
     return Shipped(target, content.lines, content.size_bytes)
 
 
 def in_daemon_thread(reactor: Any) -> InThread[Any]:
-    """Runs what it is given in a daemon thread of its own and fires a Deferred of ``reactor``'s with the result."""
+    """Gives a function that runs its argument in a new daemon thread; its Deferred fires in the thread of ``reactor``."""
 
     def run(function: Callable[[], T]) -> Deferred[T]:
         done: Deferred[T] = Deferred()
@@ -91,7 +91,7 @@ def in_daemon_thread(reactor: Any) -> InThread[Any]:
 
         try:
             threading.Thread(target=work, name="dmsg-shipper", daemon=True).start()
-        except RuntimeError:  # no more threads, or no memory for one: as any other failure, it is tried again
+        except RuntimeError:  # no more threads, or no memory for one: tried again like any other failure
             done.errback()
         return done
 
@@ -101,8 +101,8 @@ def in_daemon_thread(reactor: Any) -> InThread[Any]:
 class Shipper:
     """Ships the files of one ``directory`` to one ``destination``, as ``plan`` says.
 
-    ``unix_time`` is seconds since 1970, ``in_thread`` runs what blocks. ``done`` fires, with ``once``, with whether
-    everything that was there has been shipped; otherwise never.
+    ``unix_time`` gives seconds since 1970, ``in_thread`` runs blocking functions. With ``once``, ``done`` fires with whether
+    everything that was there has been shipped; otherwise it never fires.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class Shipper:
         self.done: Deferred[bool] = Deferred()
 
     def start(self) -> None:
-        """Begin to look and to ship."""
+        """Begin to scan and to ship."""
         self._running = True
         self._turn()
 
@@ -177,7 +177,7 @@ class Shipper:
         return "the target does not answer" if self._reactor.seconds() - oldest > STUCK_S else ""
 
     def gauges(self) -> dict[str, float]:
-        """Levels, and totals of this run that also hold what no event tells of."""
+        """Levels, and totals of this run that include what no event tells."""
         backlog = self._plan.backlog
         oldest = min((one.modified_at for one in backlog), default=None)
         return {
@@ -195,9 +195,9 @@ class Shipper:
     # --- what is next ------------------------------------------------------------------------------------------------
 
     def _turn(self) -> None:
-        """Begin everything that can begin now, and come back when there will be more."""
+        """Begin everything that can begin now, and come back when more can."""
         self._again = True
-        if self._turning:  # something that was begun has ended at once
+        if self._turning:  # work that was begun below has ended at once
             return
         self._turning = True
         try:
@@ -307,7 +307,7 @@ class Shipper:
         self._emit(
             FileShipped(file.path, lines, file.size_bytes, elapsed_ms, attempt, False, Reason.of(error.reason)), file
         )
-        if error.reason == "damaged":  # it has been set aside: nothing is wrong with shipping
+        if error.reason == "damaged":  # the file has been set aside: shipping itself works
             self._ok = False
             self._found = self._found._replace(damaged=self._found.damaged + 1)
             self._plan.settled(file.path, reached=False)
