@@ -1,4 +1,4 @@
-"""A transport as commands like it: awaited reads and writes, bounded in both directions."""
+"""A transport for commands: awaited reads and writes, with limited buffers in both directions."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from dmsg.cli.exits import CommandError
 from dmsg.glue.time_limits import TimeLimits
 from dmsg.glue.waiters import Waiters
 
-#: Unread bytes at which the other side is made to wait until they are read.
+#: At this many unread bytes the other side has to wait until they are read.
 UNREAD_PAUSE_BYTES: Final = 1024 * 1024
-#: How long a reader that wants many bytes waits for the last of them, in seconds: a slow transfer is still seen to move.
+#: How many seconds a reader that wants many bytes waits for the rest of them: a slow transfer is still seen to move.
 GATHER_S: Final = 0.1
-#: Smaller pieces are put together: each object costs some 50 bytes, and the sender chooses how small its pieces are.
+#: Smaller pieces are joined: each object costs some 50 bytes, and the sender chooses how small its pieces are.
 _SMALL_BYTES: Final = 4096
 
 
 class TransportBroken(CommandError):
-    """A transport ended before what it was for was done; ``clean`` tells whether the other side closed it in order."""
+    """A transport ended before its work was done; ``clean`` tells whether the other side closed it in order."""
 
     def __init__(self, message: str, *, clean: bool = False) -> None:
         super().__init__(message)
@@ -49,7 +49,7 @@ class Channel(Protocol):
         self._clock = clock
         self._opened = opened
         self._unread: list[bytes | bytearray] = []
-        #: How much has come and was not read yet.
+        #: Received bytes that were not read yet.
         self.unread_bytes = 0
         self._enough_bytes = 1
         self._reading_paused = False
@@ -65,7 +65,7 @@ class Channel(Protocol):
     # --- what commands use -----------------------------------------------------------------------------------------
 
     async def read(self, timeout_s: float | None = None) -> bytes:
-        """Everything that has come and was not read yet, at least one byte.
+        """All received bytes that were not read yet, at least one.
 
         Raises ``TransportBroken`` at the end, ``TimedOut`` after ``timeout_s``.
         """
@@ -74,7 +74,7 @@ class Channel(Protocol):
     async def read_pieces(self, timeout_s: float | None = None, enough_bytes: int = 1) -> list[bytes]:
         """The same in pieces, without a copy of them: waking up once for many pieces costs far less than once for each.
 
-        When something has come, waits for ``enough_bytes`` (at most :data:`UNREAD_PAUSE_BYTES`) or for :data:`GATHER_S`,
+        After the first bytes it waits for ``enough_bytes`` (at most :data:`UNREAD_PAUSE_BYTES`) or for :data:`GATHER_S`,
         whichever is first.
         """
         while not self._unread or self._interruption is not None:
@@ -93,13 +93,13 @@ class Channel(Protocol):
         return self.take_unread()
 
     def take_unread(self) -> list[bytes]:
-        """What has come and was not read yet, which may be nothing."""
+        """All received bytes that were not read yet, which may be none."""
         pieces, self._unread, self.unread_bytes = self._unread, [], 0
         self._resume_reading()
         return [bytes(one) if isinstance(one, bytearray) else one for one in pieces]
 
     def interrupt(self, error: Exception) -> None:
-        """Raise ``error`` from every read from now on: what reading was for has failed elsewhere."""
+        """Raise ``error`` from every read from now on: the work that needs the data has failed elsewhere."""
         self._interruption = error
         self._readers.fire(None)
 
@@ -108,7 +108,7 @@ class Channel(Protocol):
         await self.write_pieces((data,), timeout_s)
 
     async def write_pieces(self, pieces: Iterable[bytes], timeout_s: float | None = None) -> None:
-        """The same for data in pieces. Those that are large are not copied for it."""
+        """The same for data in pieces, without a copy of large ones."""
         if self._ended is not None:
             raise self._broken()
         for piece in pieces:
@@ -119,7 +119,7 @@ class Channel(Protocol):
             raise self._broken()
 
     def end_writing(self) -> None:
-        """Nothing more is written; the other side hears of it behind what was. For transports that have halves."""
+        """Half-close: the other side learns, after all data, that nothing more is written. For transports with a half-close."""
         if self._ended is None:
             self.transport.unregisterProducer()
             self.transport.loseWriteConnection()
@@ -133,10 +133,10 @@ class Channel(Protocol):
         await self.wait_closed(timeout_s)
 
     async def wait_closed(self, timeout_s: float) -> None:
-        """Wait for the end of the transport, and make it after ``timeout_s``."""
+        """Wait for the end of the transport; abort it after ``timeout_s``."""
         if self._ended is not None:
             return
-        # aborting ends the transport, and that is what is waited for
+        # aborting ends the transport, and that ends the wait below
         late = self._clock.callLater(timeout_s, self.abort)
         try:
             await self._watchers.wait()
@@ -230,4 +230,4 @@ def _timed_out(timeout_s: float) -> None:
 
 
 def _enough() -> None:
-    """What has come is enough, after so long."""
+    """After :data:`GATHER_S`, whatever has come is enough."""

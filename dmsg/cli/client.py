@@ -38,9 +38,8 @@ async def open_discovery(settings: Settings, reactor: Any) -> AsyncIterator[Any]
 async def open_client(settings: Settings, reactor: Any, *, listening: bool) -> AsyncIterator[Client]:
     """A running client, stopped in the end.
 
-    One that is ``listening`` is published and connected when it is given out: raises ``CommandError`` after
-    :data:`CONNECT_TIMEOUT_S` without as many servers as it needs, or what discovery fails with. Any other connects when it
-    dials.
+    A ``listening`` client is published and connected before the block begins. Raises ``CommandError`` if it has fewer servers
+    than it needs after :data:`CONNECT_TIMEOUT_S`, or the error of discovery. Any other client connects when it dials.
     """
     if settings.discovery is None and not settings.servers:
         raise CommandError("give --discovery URL or --server PK@HOST:PORT", Exit.USAGE)
@@ -70,9 +69,9 @@ async def open_client(settings: Settings, reactor: Any, *, listening: bool) -> A
 
 
 async def _read_relays(source: Any) -> None:
-    """Read the operator's list once, and look at it from then on.
+    """Read the operator's list once, and keep it up to date from then on.
 
-    Raises ``RelayListError`` when there is no list that is good and no other relays are to be used.
+    Raises ``RelayListError`` when there is no valid list and no other relays may be used.
     """
     await source.refresh()
     if source.document is None and source.only:
@@ -81,7 +80,7 @@ async def _read_relays(source: Any) -> None:
 
 
 async def _check_servers(settings: Settings, discovery: Any) -> None:
-    """Find out at once what waiting for a server would only show as silence."""
+    """Report at once why there is no server; a wait for one would end without a reason."""
     try:
         found = await discovery.available_servers(settings.protocol)
     except DiscoveryError:
@@ -93,13 +92,13 @@ async def _check_servers(settings: Settings, discovery: Any) -> None:
 
 
 async def _ready(client: Client, events: _Events, reactor: Any, wanted: int) -> None:
-    """Wait until so many servers are connected and the entry is published."""
+    """Wait until ``wanted`` servers are connected and the entry is published."""
 
     def timed_out(result: object, timeout_s: float) -> None:
         up = set(map(str, client.pool.sessions))
         if len(up) >= wanted:
             problem = client.registrar.problem if client.registrar is not None else ""
-            why = f": {problem}" if problem else ""  # nothing has failed yet where discovery is silent
+            why = f": {problem}" if problem else ""  # while discovery is silent, nothing has failed yet
             raise CommandError(f"the entry could not be published in discovery{why}", Exit.NO_DISCOVERY)
         reasons = {server: reason for server, reason in (events.reasons or {}).items() if server not in up}
         tried = "; ".join(f"{server[:12]}… {reason}" for server, reason in reasons.items())
@@ -118,7 +117,7 @@ async def _ready(client: Client, events: _Events, reactor: Any, wanted: int) -> 
 class _Events:
     """Passes events on to ``log``, and remembers why sessions did not come up, for a command that got none.
 
-    ``reasons`` is ``None`` once nothing asks for them: a discovery may list other relays each time.
+    ``reasons`` is ``None`` once nobody needs them, so that they do not grow: a discovery may list other relays each time.
     """
 
     def __init__(self, log: IEventLog) -> None:

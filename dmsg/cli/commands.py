@@ -1,4 +1,4 @@
-"""The commands of ``dmsg``, and how a wrong command line is told."""
+"""The commands of ``dmsg``, and the report of a wrong command line."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _COMMANDS: Final = {
 
 
 class _Commands(click.Group):
-    """Commands that are imported when they are asked for: what all of them need takes a fifth of a start."""
+    """Commands that are imported when they are used: to import the modules of all takes a fifth of a start."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -73,12 +73,12 @@ def run_command_line() -> None:
         sys.exit(code)
     except (click.Abort, KeyboardInterrupt):
         sys.exit(Exit.INTERRUPTED)
-    except OSError as error:  # the help, for a disk that is full
+    except OSError as error:  # the help was written to a full disk
         sys.exit(f"dmsg: {error.strerror}")
 
 
 def _tell(error: click.ClickException, code: Exit) -> None:
-    if "--json" in sys.argv:  # what is wrong may be what stands before it
+    if "--json" in sys.argv:  # the parser may have failed before it got to --json
         found = {"error": type(error).__name__, "message": error.format_message(), "exit_code": int(code)}
         print(json.dumps(found, separators=(",", ":")), file=sys.stderr)
     else:
@@ -86,10 +86,10 @@ def _tell(error: click.ClickException, code: Exit) -> None:
 
 
 def _open_streams() -> None:
-    """Make standard output and error take every text: results have names of files that others chose."""
+    """Make standard output and error accept every text: results have names of files that others chose."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         stream: Any = getattr(sys, name)
-        if stream is None:  # it was closed; what is opened next must not take its place, and its lines
+        if stream is None:  # it was closed: the next file opened must not get its descriptor, and its lines
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
         elif mode == "w" and stream.errors == "strict":
             stream.reconfigure(errors="backslashreplace")

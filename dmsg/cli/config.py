@@ -22,7 +22,7 @@ _CLIENTS: Final = {ROLE: "the client", MESSAGING_ROLE: "the client of the messag
 
 
 class _Roles(click.Group):
-    """Commands by role; without a role it is the client's."""
+    """Commands by role; the default is the client."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         named = bool(args) and (args[0] in self.commands or args[0] == "--help" or not args[0].startswith("-"))
@@ -94,7 +94,7 @@ def _as_json(one: Value, role: str) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """``value`` as JSON has it."""
+    """``value`` as a value of JSON."""
     if isinstance(value, tuple):
         return [_plain(one) for one in value]
     if isinstance(value, Enum):

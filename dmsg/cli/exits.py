@@ -1,4 +1,4 @@
-"""What the command exits with, and how an error becomes one line. The only place with exit codes."""
+"""The exit codes of the command, and how an error becomes one line. No other module has exit codes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Exit(IntEnum):
     INTERRUPTED = 130
 
 
-#: Code -> what it means; the help text and the documentation show this table.
+#: Code -> its meaning; the help text and the documentation show this table.
 MEANINGS: Final[dict[Exit, str]] = {
     Exit.OK: "done",
     Exit.FAILED: "failed",
@@ -49,7 +49,7 @@ MEANINGS: Final[dict[Exit, str]] = {
 
 
 class CommandError(DmsgError):
-    """A command ends without having done its work: ``exit`` is its exit code, the message is for people.
+    """A command ends before its work is done: ``exit`` is its exit code, the message is for people.
 
     ``data`` goes into the JSON form of the error.
     """
@@ -78,7 +78,7 @@ def exit_code(error: BaseException) -> Exit:
         case DiscoveryUnavailable() | RateLimitedByDiscovery() | RegistryError():
             return Exit.NO_DISCOVERY
         case DialError(attempts=attempts):
-            # With no server tried because discovery did not answer, it is discovery that is missing, not the peer.
+            # If no server was tried because discovery did not answer, discovery is missing, not the peer.
             missing = any(isinstance(one.error, DiscoveryUnavailable) or _is_silence(one) for one in attempts)
             tried = any(one.server for one in attempts)
             return Exit.NO_DISCOVERY if missing and not tried else Exit.UNREACHABLE
@@ -87,7 +87,7 @@ def exit_code(error: BaseException) -> Exit:
 
 
 def _is_silence(attempt: Attempt) -> bool:
-    """Whether the time of a dial was over before discovery had answered."""
+    """Whether the time of a dial ended before discovery answered."""
     return attempt.stage == "discovery" and isinstance(attempt.error, SessionTimeout)
 
 

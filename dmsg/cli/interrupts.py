@@ -8,10 +8,10 @@ _INTERRUPTED = 130
 
 
 class leaving_on_interrupt:
-    """Inside of the block SIGINT ends the process at once and in silence, because nothing has begun.
+    """Inside of the block SIGINT ends the process at once and silently, because nothing has begun.
 
-    A ``KeyboardInterrupt`` would come out of whatever module is being imported, as a traceback. A SIGINT that is ignored stays
-    so, and so does a handler of a program of which this is a part; in another thread than the first, nothing is changed.
+    A ``KeyboardInterrupt`` would come out of whatever module is being imported, as a traceback. An ignored SIGINT stays
+    ignored, and the handler of a program that this is a part of stays in place. Outside the main thread nothing is changed.
     """
 
     _is_set = False
@@ -20,7 +20,7 @@ class leaving_on_interrupt:
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             try:
                 signal.signal(signal.SIGINT, lambda number, frame: os._exit(_INTERRUPTED))
-            except ValueError:  # only the first thread may set handlers
+            except ValueError:  # only the main thread may set handlers
                 return
             self._is_set = True
 

@@ -37,7 +37,7 @@ async def list_servers(call: Invocation, reactor: Any) -> None:
         found = await discovery.available_servers(call.settings.protocol)
     rows = [(str(one.static), str(one.server.host_port), one.server.available_connections) for one in found]
     listed = [{"public_key": key, "address": address, "available": room} for key, address, room in rows]
-    # as --server takes them
+    # in the form that --server takes
     lines = [f"{key}@{address}  {room} connections available" for key, address, room in rows]
     call.out.result({"servers": listed}, *lines)
     if not found:

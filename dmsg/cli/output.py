@@ -1,4 +1,4 @@
-"""What the command writes: results to standard output, everything else to standard error. The owner of rich.
+"""The output of the command: results go to standard output, everything else to standard error. The owner of rich.
 
 Results are lines for people or, with ``--json``, one JSON object a line. Tables and progress bars appear on terminals
 only; elsewhere the same facts are plain lines.
@@ -19,9 +19,9 @@ from rich.table import Table
 
 from dmsg.cli.exits import as_json, describe, exit_code
 
-#: A progress bar is drawn anew at most so often, in seconds: drawing costs more than moving the data.
+#: Seconds between two redraws of a progress bar at least: drawing costs more than moving the data.
 REDRAW_S: Final = 0.1
-#: Characters of a line that tells something; ours have some hundred.
+#: Characters of a line for people; ours have some hundred.
 LINE_LIMIT: Final = 2_000
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -41,8 +41,8 @@ def printable(text: str) -> str:
 
 
 def _told(line: str) -> str:
-    """``line`` as people are told it: printable, and of a length that they read."""
-    if len(line) > LINE_LIMIT:  # what is wrong with a long name stands behind it
+    """``line`` for people: printable, and not too long to read."""
+    if len(line) > LINE_LIMIT:  # keep both ends: the problem with a long name follows the name
         line = f"{line[: LINE_LIMIT // 2]}…{line[-LINE_LIMIT // 2 :]}"
     return printable(line)
 
@@ -77,7 +77,7 @@ class Bar:
                 self._progress.refresh()
 
     def close(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
@@ -85,7 +85,7 @@ class Bar:
 
 
 def tell_opened(out: Output, transport: Any) -> None:
-    """Say who is there, through which relay, and with what security."""
+    """Tell the peer, its relay and the security of a transport."""
     peer = transport.getPeer()
     key, server = str(peer.public_key), str(peer.server_public_key)
     out.result({"event": "opened", "peer": key, "server": server, "security": transport.security})
@@ -93,12 +93,12 @@ def tell_opened(out: Output, transport: Any) -> None:
 
 
 class Output:
-    """Where a command writes to: ``stdout`` for results, ``stderr`` for the rest."""
+    """The output of a command: ``stdout`` for results, ``stderr`` for the rest."""
 
     def __init__(self, stdout: TextIO, stderr: TextIO, *, json_lines: bool = False) -> None:
         self.json = json_lines
         self.drawing = False
-        #: Called with the error when a result cannot be written; without it, that is raised.
+        #: Called with the error when a result cannot be written; without it, the error is raised.
         self.unwritable: Callable[[OSError], object] | None = None
         self.results = Console(file=stdout, highlight=False, soft_wrap=True)
         self.errors = Console(file=stderr, highlight=False, soft_wrap=True)
@@ -112,7 +112,7 @@ class Output:
                 self._write(self.results, line)
 
     def note(self, line: str) -> None:
-        """Something people may want to know meanwhile, in one line or several; programs do not get it."""
+        """Progress for people, in one line or several; programs do not get it."""
         if not self.json:
             for part in line.split("\n"):
                 self._write(self.errors, _told(part))
@@ -148,11 +148,11 @@ class Output:
         self.results.print(table, soft_wrap=False)
 
     def bar(self, label: str, total: int, start: int = 0) -> Bar:
-        """A progress bar over ``total`` bytes of which ``start`` are there already; nothing where there is no terminal."""
+        """A progress bar over ``total`` bytes, of which ``start`` are there already; draws nothing without a terminal."""
         return Bar(self, label, total, start)
 
     def raw(self, data: bytes) -> None:
-        """A result that is bytes, and goes out as it is."""
+        """A result in bytes, written unchanged."""
 
         def write() -> None:
             file: Any = self.results.file
@@ -163,7 +163,7 @@ class Output:
     def _write(self, console: Console, line: str) -> None:
         def write() -> None:
             if console.is_terminal:
-                console.print(line, markup=False, emoji=False)  # knows how to write above a bar
+                console.print(line, markup=False, emoji=False)  # writes above a progress bar
             else:
                 console.file.write(line + "\n")
 
@@ -174,13 +174,13 @@ class Output:
             write()
             console.file.flush()
         except BrokenPipeError:
-            # The reader of this output has gone, as in "dmsg receive … | head": the work goes on in silence.
+            # The reader of this output has gone, as in "dmsg receive … | head": the work goes on without output.
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, console.file.fileno())
             os.close(nowhere)
         except OSError as error:  # a full disk
             if console is self.errors:
-                return  # there is nothing left to tell it to
+                return  # there is no output left to report it on
             if self.unwritable is None:
                 raise
             self.unwritable(error)

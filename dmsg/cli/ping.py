@@ -32,7 +32,7 @@ _CLOSE_TIMEOUT_S: Final = 2.0
 
 @implementer(IHalfCloseableProtocol)
 class Echo(Protocol):
-    """Sends back what comes, at the pace it is taken. ``made`` is called with its transport."""
+    """Sends back what comes, at the pace at which it is taken. ``made`` is called with its transport."""
 
     transport: Any
 
@@ -49,7 +49,7 @@ class Echo(Protocol):
         self.transport.write(data)
 
     def readConnectionLost(self) -> None:
-        """All has come. A producer that is still registered would look cut off, and the close like an abort."""
+        """All data has come. With a producer still registered, the close would count as an abort."""
         self.transport.unregisterProducer()
         self.transport.loseConnection()
 

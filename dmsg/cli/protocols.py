@@ -21,20 +21,20 @@ Settings = ClientSettings | MessagingSettings
 Client = DmsgClient | MessagingClient
 Transport = DmsgTransport | ChannelTransport
 
-#: What a command speaks unless it is told.
+#: The protocol of a command by default.
 DEFAULT: Final = DMSG
-#: Name -> what its endpoint strings know: the class of its settings, their table in a file, what makes its clients.
+#: Name -> the scheme of its endpoint strings: the class of its settings, their table in a file, and the maker of its clients.
 PROTOCOLS: Final[dict[str, Scheme[Any, Any]]] = {one.name: one for one in (DMSG_STRINGS, MESSAGING_STRINGS)}
 
 
 def security_of(settings: Settings) -> dict[str, Any]:
-    """What ``settings`` say of security, as an argument of clients and listeners; nothing if they leave it to them."""
+    """The security in ``settings``, as an argument of clients and listeners; no argument if it is not set."""
     security = getattr(settings, "security", None)
     return {} if security is None else {"security": security}
 
 
 def check_service(settings: Settings, service: str) -> None:
-    """Raise ``ConfigError`` for a service by name where transports cannot be asked for by one."""
+    """Raise ``ConfigError`` for a named service if transports have no services here."""
     if not service:
         return
     if isinstance(settings, MessagingSettings):

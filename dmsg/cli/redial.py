@@ -1,4 +1,4 @@
-"""Dials that wait for their turn, and try again while the peer or the relay is busy, or the peer is on its way."""
+"""Dials that wait for their turn, and retry while the peer or the relay is busy, or the peer changes its relay."""
 
 from __future__ import annotations
 
@@ -18,27 +18,28 @@ from dmsg.mux.core.errors import Busy, RateLimited
 from dmsg.sansio.backoff import Backoff
 from dmsg.sansio.jitter import Jitter
 
-#: Dials under way at one time: half of the requests that a relay lets one client have unanswered.
+#: Dials under way at a time: half of the unanswered requests that a relay allows a client.
 DIALS_AT_ONCE: Final = 32
-#: The pause before the second dial, and the longest it doubles to, in seconds; each between half and one and a half times
-#: as long. A place at the peer is free again after one round trip.
+#: The pause before the second dial, in seconds; it doubles up to the longest, and each is between half and one and a half
+#: times as long. A place at the peer is free again after one round trip.
 PAUSES: Final = Backoff(0.1, 1.0, least=0.5, spread=1.0)
-#: A peer that has lost its relay is found at another one within so many seconds, if it is there at all: it connects, waits for
-#: a moment whether more changes, and registers. While discovery does not answer it cannot be found.
+#: A peer that has lost its relay is found at another one within so many seconds, if it runs at all: it connects, waits a moment
+#: for further changes, and registers. While discovery does not answer it cannot be found.
 MOVE_S: Final = 3.0
 
 
 def is_busy(error: DialError, *, known: bool = False) -> bool:
     """Whether a dial failed only for now: a relay or the peer had no room for one more transport.
 
-    The messaging system does not say why a channel is refused. From a peer that is ``known`` to accept some it means that.
+    The messaging system does not say why a channel is refused. A refusal counts as busy if the peer is ``known`` to accept
+    channels.
     """
     reasons = Busy | RateLimited | NoFreeChannel | (ChannelRefused if known else Busy)
     return any(isinstance(attempt.error, reasons) for attempt in error.attempts)
 
 
 class Redialer:
-    """Dials ``service`` of ``peer`` for many that want it at once; ``timeout_s`` is what each may wait in all."""
+    """Dials ``service`` of ``peer`` for many callers at once; each waits for ``timeout_s`` in all."""
 
     def __init__(
         self,
@@ -58,7 +59,7 @@ class Redialer:
         self._uniform = Jitter(random).random
         self._turns = DeferredSemaphore(DIALS_AT_ONCE)
         self._was_accepted = False
-        #: Whether the peer has not been found for longer than it needs to move, since it was found last.
+        #: Whether the peer has been missing for longer than a move takes, since it was found last.
         self._is_away = False
 
     async def dial(self) -> Transport:
@@ -86,7 +87,7 @@ class Redialer:
             await deferLater(self._clock, wait_s)
 
     def _may_be_found(self, error: DialError, lost_at: float | None) -> bool:
-        """Whether a peer that was there before, and has not been found since ``lost_at``, has probably just moved."""
+        """Whether a peer that was there before, and is missing since ``lost_at``, has probably just moved."""
         if not self._was_accepted or not error.may_have_moved:
             return False
         self._is_away |= lost_at is not None and self._clock.seconds() >= lost_at + MOVE_S
@@ -95,12 +96,12 @@ class Redialer:
     async def _dial_once(self, give_up_at: float) -> Transport:
         turn = self._turns.acquire()
         if not turn.called:
-            wait_s = max(0.0, give_up_at - self._clock.seconds())  # the pause before may have ended late
+            wait_s = max(0.0, give_up_at - self._clock.seconds())  # the pause before this may have ended late
             turn.addTimeout(wait_s, self._clock, lambda _, waited_s: Failure(self._too_late(waited_s)))
         await turn
         try:
             left_s = give_up_at - self._clock.seconds()
-            if left_s <= 0:  # the turn came in the last moment
+            if left_s <= 0:  # the turn came at the last moment
                 raise self._too_late(self._timeout_s)
             return await self._client.dial(self._peer, self._service, timeout_s=left_s)
         finally:

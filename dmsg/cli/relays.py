@@ -16,7 +16,7 @@ from dmsg.errors import DmsgError, InvalidAddress
 from dmsg.ops.values import KEYS
 from dmsg.relays.operator_list import DOCUMENT_LIMIT_BYTES, ListedRelay, RelayList, sign_relay_list
 
-#: How long a list is believed if nothing else is said, in days: an operator that signs weekly may miss three weeks.
+#: How many days a list is valid by default: an operator that signs weekly may miss three weeks.
 DEFAULT_DAYS: Final = 30
 _DAY_S: Final = 24 * 3600
 

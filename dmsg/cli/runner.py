@@ -28,9 +28,9 @@ from dmsg.glue.reactors import install_default
 
 Main = Callable[[Any], Coroutine[Any, Any, Any]]
 _SILENCE: Final = LogPublisher()
-#: A command that is asked to end has this long to say goodbye to its peers, in seconds.
+#: A command that is asked to end has this many seconds to close its transports.
 GOODBYE_S: Final = 10.0
-#: Threads that still wait, for a disk or a name server, so many seconds after the end are not waited for when a signal comes.
+#: This many seconds after the end, a signal ends the process without waiting for threads that hang at a disk or name server.
 THREADS_S: Final = 0.5
 
 
@@ -38,8 +38,8 @@ def run(make: Main, out: Output, *, verbose: bool = False) -> int:
     """Run ``await make(reactor)`` and give the exit code; errors are told through ``out``.
 
     SIGINT, SIGTERM, SIGQUIT and SIGHUP (the terminal is gone) cancel the coroutine, which then has :data:`GOODBYE_S` to
-    clean up; a second one ends at once. One that is ignored, as nohup has SIGHUP, stays so. A result that cannot be written
-    ends it as an error does.
+    clean up; a second signal ends it at once. An ignored signal, such as SIGHUP under nohup, stays ignored. A result that
+    cannot be written ends the command like an error.
     """
     try:
         install_default(os.environ)
@@ -77,7 +77,7 @@ def run(make: Main, out: Output, *, verbose: bool = False) -> int:
             out.failure(error)
             end(exit_code(error))
         else:
-            # A command that ends because it was told to has been interrupted, however cleanly it ended.
+            # A command that ends because of a signal was interrupted, however cleanly it ended.
             end(Exit.INTERRUPTED if interrupted else Exit.OK)
 
     def cancel_it() -> None:
@@ -95,7 +95,7 @@ def run(make: Main, out: Output, *, verbose: bool = False) -> int:
         if not unwritable:
             unwritable.append(error)
             reactor.callLater(GOODBYE_S, end, exit_code(error))
-            reactor.callLater(0, cancel_it)  # not now: it may be what writes
+            reactor.callLater(0, cancel_it)  # not now: the coroutine itself may be writing
 
     def on_signal(number: int, frame: object) -> None:
         if ended and reactor.seconds() - ended[0] > THREADS_S:
@@ -104,14 +104,14 @@ def run(make: Main, out: Output, *, verbose: bool = False) -> int:
         reactor.callFromThread(cancel)
 
     def start() -> None:
-        # The reactor's own handlers would stop it before the program could say goodbye; its SIGCHLD handler stays.
+        # The reactor's own handlers would stop it before the command could clean up; its SIGCHLD handler stays.
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, on_signal)
         running.append(Deferred.fromCoroutine(make(reactor)))
         running[0].addBoth(finished)
 
-    if not gc.isenabled():  # what was imported is not looked at again
+    if not gc.isenabled():  # imported objects are never collected
         gc.freeze()
         gc.enable()
     out.unwritable = stop_unwritable
@@ -121,7 +121,7 @@ def run(make: Main, out: Output, *, verbose: bool = False) -> int:
 
 
 def begin_logging(stream: TextIO, *, verbose: bool) -> None:
-    """Send Twisted's log to ``stream`` when ``verbose``, and nowhere otherwise: a command tells its errors itself."""
+    """Send Twisted's log to ``stream`` if ``verbose``, otherwise nowhere: a command reports its errors itself."""
     predicate = LogLevelFilterPredicate(defaultLogLevel=Level.info)
     shown = FilteringLogObserver(textFileLogObserver(stream), [predicate])
     observer = shown if verbose else _SILENCE

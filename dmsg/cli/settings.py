@@ -1,4 +1,4 @@
-"""What every networking command takes: where the network is, who we are, and how results are written."""
+"""The options of every networking command: where the network is, who we are, and how results are written."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ class Invocation:
 def setting_options(classes: Mapping[str, type], *, hidden: bool = False) -> Callable[[F], F]:
     """Add an option for each setting of ``classes``, and ``--config``; the function gets ``given``, by name of the option.
 
-    ``classes`` are by their tables in the file; what several have is one option. The help has neither the limits in groups,
-    nor with ``hidden`` anything: the manual lists them.
+    The keys of ``classes`` are their tables in the file; a setting of several classes is one option. The help leaves out the
+    limits in groups, and with ``hidden`` everything: the manual lists them.
     """
     tables = " or ".join(f"[{role}]" for role in classes)
     found: dict[str, tuple[Setting, list[str]]] = {}
@@ -97,7 +97,7 @@ def setting_options(classes: Mapping[str, type], *, hidden: bool = False) -> Cal
                 for name in list(parameters)
                 if name.startswith(_PARAMETER)
             }
-            # what was not given is None, False or ()
+            # an option that was not given is None, False or ()
             return function(
                 given={name: value for name, value in given.items() if value not in (None, False, ())}, **parameters
             )
@@ -131,7 +131,7 @@ def _option(one: Setting, *, hidden: bool, only: Collection[str]) -> Callable[[F
 def client_settings(given: Mapping[str, Any], protocol: str = DEFAULT) -> Settings:
     """The settings of a command that speaks ``protocol``, with the options ``given``.
 
-    Raises ``ConfigError``, also for an option that only another protocol has.
+    Raises ``ConfigError``, also for an option of another protocol only.
     """
     scheme = PROTOCOLS[protocol]
     known = {"config", *(one.option for one in settings_of(scheme.settings))}

@@ -1,4 +1,4 @@
-"""Two transports joined to one: what comes in at one end goes out at the other, at the pace of the slower."""
+"""Two transports joined into one: data from one end goes out at the other, at the pace of the slower."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from zope.interface import implementer
 
 from dmsg.glue.sockets import DirectWriter
 
-#: Where an end cannot be passed on alone, both directions end when the other one has carried nothing for so long, in
-#: seconds: an answer that is on its way arrives.
+#: Without half-close, one direction that ends closes both, once the other direction has carried nothing for this many seconds:
+#: an answer that is on its way still arrives.
 QUIET_S: Final = 1.0
 
 
@@ -31,9 +31,9 @@ class End(Protocol):
     ``made`` is called with the end once it is connected, ``lost`` with the end and the reason once it is over, if that
     was before it was joined.
 
-    Where both transports can, the two directions end one by one: what ends its stream at one end goes on hearing what
-    the other has to say. Where one cannot, the first end of a stream ends both, :data:`QUIET_S` after the last byte of
-    the other. What comes later is lost; if it gets as far as this end, that shows as a cut.
+    If both transports have a half-close, the two directions end one by one: a side that has ended its stream goes on receiving.
+    Otherwise the first direction that ends closes both, :data:`QUIET_S` after the last byte of the other direction. Later bytes
+    are lost; if they get as far as this end, the transport counts as cut off.
     """
 
     transport: Any
@@ -51,7 +51,7 @@ class End(Protocol):
         self._made = made
         self._lost = lost
         self._read_ended = self._write_ended = False
-        self._held = False  # its transport was told to pause, because the other one is slow
+        self._held = False  # whether its transport was told to pause, because the other one is slow
         self._clock: IReactorTime | None = None
         self._look: IDelayedCall | None = None
 
@@ -69,7 +69,7 @@ class End(Protocol):
     def readConnectionLost(self) -> None:
         """See ``IHalfCloseableProtocol``: nothing more comes in here."""
         if self._read_ended:
-            return  # TCP says so again whenever it is read
+            return  # TCP reports it again at each read
         if self._writer.failed:
             self.transport.abortConnection()
             return
@@ -97,7 +97,7 @@ class End(Protocol):
             other.transport.loseConnection()
 
     def _can_half_close(self) -> bool:
-        """Whether one direction can end alone. TLS cannot: it would take the end of its TCP connection for a cut."""
+        """Whether one direction can end alone. With TLS it cannot: TLS would take the end of its TCP connection for a cut."""
         if ISSLTransport.providedBy(self.transport) or not hasattr(self.transport, "loseWriteConnection"):
             return False
         return getattr(self.transport, "security", "e2e") == "e2e"
@@ -122,7 +122,7 @@ class End(Protocol):
         self.transport.resumeProducing()
 
     def stopProducing(self) -> None:
-        """The other transport is over; its end says how."""
+        """The other transport is over; its own ``connectionLost`` says how."""
 
     # --- the end of all --------------------------------------------------------------------------------------------
 
@@ -141,7 +141,7 @@ class End(Protocol):
     def finish(self, reason: Failure) -> None:
         """The other end is over: after an orderly close this one closes too, once everything is written.
 
-        Otherwise it is cut off: what was cut off there must not look complete here.
+        Otherwise this end is cut off, too: data that was cut off there must not look complete here.
         """
         self.other = None
         self._stop_looking()

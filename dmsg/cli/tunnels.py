@@ -26,7 +26,7 @@ from dmsg.crypto.keys import PublicKey
 from dmsg.glue.listening import address_text, listen_problem, server_endpoint
 from dmsg.ops.values import DURATION
 
-#: Pairs at a time: each holds two windows of data and a socket, of which a process usually may have 1,024.
+#: Pairs at a time: each holds two windows of data and a socket, and a process usually may have 1,024 sockets.
 MAX_PAIRS: Final = 900
 #: How long connecting to the exposed endpoint may take, in seconds.
 CONNECT_TIMEOUT_S: Final = 15.0
@@ -97,7 +97,7 @@ async def run_expose(
     def opened(near: End, far: End) -> None:
         tell_opened(call.out, near.transport)
 
-    # the listener has the limit: what it refuses is told that it is busy, and may try again
+    # the listener has the limit: it refuses peers as busy, and they may retry
     pairs = Pairs(connect, reactor, lambda error: call.out.note(f"{endpoint}: {describe(error)}"), opened, limit=None)
     limits = dataclasses.replace(call.settings.config.listener, open_transports=MAX_PAIRS)
     if idle_timeout_s is not None:

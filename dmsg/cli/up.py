@@ -34,12 +34,12 @@ from dmsg.mux.relay.limits import RelayLimits
 from dmsg.mux.relay.service import DmsgRelay
 from dmsg.sansio.jitter import Jitter
 
-#: Nothing here is protected by more than this.
+#: The only protection of this network.
 LOOPBACK: Final = "127.0.0.1"
 MAX_RELAYS: Final = 32
 #: How long relays may take to be listed in discovery, in seconds.
 READY_TIMEOUT_S: Final = 15.0
-#: Open transports get this long when the command ends, in seconds.
+#: Open transports may go on for this many seconds when the command ends.
 DRAIN_TIMEOUT_S: Final = 0.5
 #: Protocol -> a relay, and its limits.
 RELAYS: Final[dict[str, tuple[Any, Any]]] = {
@@ -150,7 +150,7 @@ async def _start_relay(stack: AsyncExitStack, reactor: Any, key: SecretKey, disc
 
     discovery = HttpDiscovery.connect(discovery_url, reactor)
     stack.push_async_callback(discovery.close)
-    # An entry names the port, so it has to be known before the server starts.
+    # The entry names the port, so the port has to be known before the server starts.
     taken = await TakenPort.take(TCP4ServerEndpoint(reactor, 0, BACKLOG, LOOPBACK))
     host: Any = taken.port.getHost()
     address = HostPort(LOOPBACK, host.port)

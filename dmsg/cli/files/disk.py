@@ -1,4 +1,4 @@
-"""What the disk is told beforehand of a file that is being written. All of it is advice: the file is the same without."""
+"""Advice to the system about a file that is being written. Without it the file is the same."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _KEEP_SIZE: Final = 1
 
 
 def _find() -> Any:
-    if sys.platform != "linux" or sys.maxsize < 2**32:  # sizes of 64 bits are meant below
+    if sys.platform != "linux" or sys.maxsize < 2**32:  # the calls below use sizes of 64 bits
         return None
     try:
         call = ctypes.CDLL(None).fallocate
@@ -25,18 +25,18 @@ _fallocate = _find()
 
 
 def reserve(descriptor: int, start: int, size: int) -> bool:
-    """Set space aside for ``size`` bytes at ``start``; the length of the file stays as it is. Linux only.
+    """Reserve space for ``size`` bytes at ``start``; the length of the file does not change. Linux only.
 
-    ``False`` when it cannot be, for whatever reason: what is wrong with the disk is told by who writes. A file system that
-    is asked once for many pages writes them with a third less work than when it finds a place for one after the other.
+    ``False`` when that fails, for whatever reason: the write will report what is wrong with the disk. A file system that is
+    asked once for many pages writes them with a third less work than when it allocates one after the other.
     """
     return _fallocate is not None and _fallocate(descriptor, _KEEP_SIZE, start, size) == 0
 
 
 def flush_soon(descriptor: int, start: int, end: int) -> None:
-    """Have the system begin to write out what stands at ``start`` to ``end``, without waiting. Linux only.
+    """Have the system begin to write the bytes from ``start`` to ``end`` to the disk, without waiting. Linux only.
 
-    For what it still holds unwritten, the advice that it is not needed any more does this, and drops nothing.
+    The advice that pages are not needed any more does this for pages not written yet, and does not drop them.
     """
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(descriptor, start, end - start, os.POSIX_FADV_DONTNEED)

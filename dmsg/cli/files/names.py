@@ -2,7 +2,7 @@
 
 A sender chooses the name, and people and programs use it later: in a shell (``rm *``), as an argument (``-rf``), on a
 terminal, on another operating system. So names that try to leave the directory or to deceive a terminal are refused
-(:func:`check_name`), and what is left is written with characters that mean nothing to any of those (:func:`local_name`).
+(:func:`check_name`), and the others are written with characters that have no special meaning there (:func:`local_name`).
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from dmsg.cli.files.wire import PART_SUFFIX, TransferFailed
 
 #: What file systems allow for one name, in bytes of UTF-8.
 NAME_LIMIT_BYTES: Final = 255
-#: A name on the receiver's disk, in bytes of UTF-8: leaves room for the endings of editors and backup programs.
+#: Longest name on the receiver's disk, in bytes of UTF-8: leaves room for the endings of editors and backup programs.
 LOCAL_NAME_LIMIT_BYTES: Final = 200
-#: Accents on one letter: Hebrew and Thai use up to 3; more of them run over the lines above and below.
+#: Accents on one letter: Hebrew and Thai use up to 3; more would run over the lines above and below.
 MARKS_LIMIT: Final = 3
-#: Digits of a file's SHA-256 in the name of a second file of one name: 64 bits, far from what two files share by chance.
+#: Digits of a file's SHA-256 in the name of a second file of one name: 64 bits, which two files never share by chance.
 _DIGEST_DIGITS: Final = 16
 #: An ending of at most this many characters is kept when a long name is cut.
 _ENDING_LIMIT: Final = 16
 
-#: The ASCII that means nothing to a shell, to ``awk`` (``=``), ``scp`` and ``tar`` (``:``), or to Windows.
+#: The ASCII characters without a special meaning for a shell, ``awk`` (``=``), ``scp`` and ``tar`` (``:``), or Windows.
 _SAFE_ASCII: Final = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789 ._-+,@()~")
-#: At the beginning these mean an option, a file of arguments (``curl``), a command (``vim``), or a home directory.
+#: At the beginning of a name these mean an option, a file of arguments (``curl``), a command (``vim``), or a home directory.
 _BAD_BEGINNINGS: Final = ("-", "@", "+", "~", ".", " ")
-#: Look like a slash, or like nothing at all although Unicode calls them letters, marks or symbols.
+#: These look like a slash, or are invisible although Unicode calls them letters, marks or symbols.
 _DECEIVING: Final = frozenset("\u2044\u2215\u2571\u29f8\u115f\u1160\u3164\uffa0\u2800\u034f\u17b4\u17b5")
 _VARIATIONS: Final = re.compile("[\u180b-\u180f\ufe00-\ufe0f\U000e0100-\U000e01ef]")
 _DEVICE: Final = re.compile(r"(con|prn|aux|nul|clock|conin|conout|com[0-9]|lpt[0-9])_*\Z", re.IGNORECASE)
-#: What some systems obey when they show a directory.
+#: Files whose instructions some systems follow when they show a directory.
 _OBEYED: Final = frozenset({"desktop.ini", "autorun.inf", "thumbs.db"})
 
 
@@ -56,16 +56,16 @@ def check_name(name: str) -> str:
 
 
 def local_name(name: str) -> str:
-    """What a file offered as ``name`` is called on disk: ``name`` itself where it is an ordinary one.
+    """What a file offered as ``name`` is called on disk: ``name`` itself if it is an ordinary one.
 
-    Other characters become ``_``: those a shell or a program could obey, those that become one of these under NFKC (as
-    some systems do), those that deceive the eye, and accents beyond :data:`MARKS_LIMIT` on one letter. A name that would
-    be an option, a device or the like begins with ``_``; one that is too long is cut before its ending.
+    Special characters become ``_``: those that a shell or a program interprets, those that NFKC (which some systems apply)
+    turns into one of these, those that deceive the eye, and accents beyond :data:`MARKS_LIMIT` on one letter. A name that
+    would be an option, a device or the like gets ``_`` in front; a name that is too long is cut before its ending.
     """
     # A variation selector keeps an accent from its letter, so it goes first.
     text = unicodedata.normalize("NFC", _VARIATIONS.sub("", check_name(name)))
     kept: list[str] = []
-    marks = MARKS_LIMIT  # at the beginning there is no letter for a mark to stand on
+    marks = MARKS_LIMIT  # at the beginning there is no letter to carry a mark
     for character in text:
         if unicodedata.combining(character) or unicodedata.category(character).startswith("M"):
             marks += 1
@@ -74,7 +74,7 @@ def local_name(name: str) -> str:
             continue
         safe = " " if unicodedata.category(character) == "Zs" else character
         safe = safe if _is_safe(safe) else "_"
-        marks = 0 if safe.isalnum() else MARKS_LIMIT  # accents stand on what is written, not on what was replaced
+        marks = 0 if safe.isalnum() else MARKS_LIMIT  # count accents on the written character, not on the replaced one
         kept.append(safe)
     local = re.sub(r" +", " ", "".join(kept)).replace(" -", "_-").rstrip(". ")
     local = _shortened(local, LOCAL_NAME_LIMIT_BYTES)
@@ -84,10 +84,10 @@ def local_name(name: str) -> str:
 
 
 def second_name(name: str, sha256: str) -> str:
-    """What a file is called if there is another one of its local name: with a part of its ``sha256`` (hex) in it."""
+    """The name of a file whose local name is taken: it has a part of the file's ``sha256`` (hex) in it."""
     stem, ending = _split(name)
     tag = f"-{sha256[:_DIGEST_DIGITS]}"
-    # Without the space before the tag, which would make an option of it.
+    # A space before the tag would make an option of it.
     return _cut(stem, LOCAL_NAME_LIMIT_BYTES - len((tag + ending).encode())).rstrip(". ") + tag + ending
 
 
@@ -103,7 +103,7 @@ def _is_safe(character: str) -> bool:
         return False
     likened = unicodedata.normalize("NFKC", character)
     if "-" in likened:
-        return False  # an option, where it stands behind a space
+        return False  # it would be an option after a space
     return all(one in _SAFE_ASCII if one.isascii() else one not in _DECEIVING for one in likened)
 
 

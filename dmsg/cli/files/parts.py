@@ -1,9 +1,10 @@
-"""Files on their way in: where they lie, how many there may be, and how long. Everything here blocks, except closing.
+"""Files that are being received ("parts"): where they are, how many there may be, and for how long. All calls block, except
+closing.
 
-They lie in ``.dmsg-parts`` below the receiving directory, which only its owner may enter, as ``SENDER-DIGEST.part``: the
-sender's key and a digest of the offered name, so that no sender can learn or spoil what another one left there, and no
-name of a stranger's reaches the disk before its file is whole. A part is locked while it is worked on, synced, and then
-given its real name in one step.
+They are in ``.dmsg-parts`` below the receiving directory, which only its owner may enter, as ``SENDER-DIGEST.part``: the
+sender's key and a digest of the offered name. So no sender can learn or spoil what another one left there, and no name chosen
+by a stranger reaches the disk before its file is whole. A part is locked while it is in use, synced, and then gets its real
+name in one step.
 """
 
 from __future__ import annotations
@@ -28,27 +29,27 @@ from dmsg.cli.files.store import HashedFile
 from dmsg.cli.files.wire import PART_SUFFIX, TransferFailed
 
 FOLDER: Final = ".dmsg-parts"
-#: A part that nothing was written to for this long is removed: three days, so that a weekend does not cost a transfer.
+#: A part is removed when nothing was written to it for this many seconds: three days, so that a weekend costs no transfer.
 KEPT_S: Final = 3 * 86_400.0
-#: Parts of one sender. With more, the one that was left alone for longest goes: a sender sends its files one by one.
+#: Parts of one sender. Above that, the one that has not been touched for longest is removed: a sender sends one file at a time.
 PARTS_PER_SENDER: Final = 16
-#: Parts of all senders. With more, the smallest goes, so that strangers push a part out only with larger ones.
+#: Parts of all senders. Above that, the smallest is removed, so that strangers can push out a part only with larger ones.
 PARTS_LIMIT: Final = 1_024
 _NAME_DIGITS: Final = 32
-#: Files made to last at a time.
+#: Files synced to the disk at a time.
 _SYNCS: Final = 8
-#: Pieces written at once: what all systems take.
+#: Pieces written at once: as many as all systems take.
 PIECES_LIMIT: Final = 1_000
-#: The disk begins with so much at a time while more comes, so that little is left to wait for in the end.
+#: Writing to the disk begins after each so many bytes, while more come, so that little is left to wait for in the end.
 _FLUSH_BYTES: Final = 8 * 1024 * 1024
-#: Space set aside on the disk before it is needed, at most; and never more than has come, so that offers alone take none.
+#: The most space reserved on the disk ahead of the data; and never more than has come, so that offers alone reserve none.
 RESERVE_BYTES: Final = 16 * 1024 * 1024
-#: The directory may be removed, because it was empty, between making it and making a file in it.
+#: Attempts: the directory may be removed, because it is empty, between making it and making a file in it.
 _TRIES: Final = 5
 
 
 class _Hashed(NamedTuple):
-    """A hash of the first ``offset`` bytes of a file, and what the file was like then."""
+    """A hash of the first ``offset`` bytes of a file, and the state of the file at that time."""
 
     hash: Any
     offset: int
@@ -62,8 +63,8 @@ class _Hashed(NamedTuple):
 
 
 class SmallFile(NamedTuple):
-    """A file that has come whole: the name it was offered under, what is in it, the SHA-256 (hex) it should have, when it
-    was there (seconds), and whether its sender may have sent it before.
+    """A file that has come whole: its offered name, its content, the SHA-256 (hex) it should have, when it came (seconds), and
+    whether its sender may have sent it before.
     """
 
     name: str
@@ -96,16 +97,16 @@ class PartStore:
     ) -> None:
         self.directory = directory
         self.folder = directory / FOLDER
-        #: Sets space aside for a part: see :func:`~dmsg.cli.files.disk.reserve`.
+        #: Reserves space for a part: see :func:`~dmsg.cli.files.disk.reserve`.
         self.reserve = reserve
         self._clock = clock
         self._lock = threading.Lock()
         self._hashed: dict[Path, _Hashed] = {}
-        #: What lies in the folder; ``None`` until it has been looked at. The hourly sweep looks again.
+        #: The content of the folder; ``None`` until it has been scanned. The hourly sweep scans again.
         self._index: dict[Path, _Listed] | None = None
 
     def path(self, sender: str, name: str) -> Path:
-        """Where the part of a file offered as ``name`` by ``sender`` (hex key) lies."""
+        """The path of the part of a file offered as ``name`` by ``sender`` (hex key)."""
         digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:_NAME_DIGITS]
         return self.folder / f"{sender}-{digest}{PART_SUFFIX}"
 
@@ -124,8 +125,8 @@ class PartStore:
     ) -> tuple[list[str], OSError | TransferFailed | None]:
         """Store small files together, so that one wait for the disk serves them all.
 
-        Gives the names of those that are stored, in order, and why the next one is not, if one is not. ``admit`` is called
-        with the size of each, and raises ``TransferFailed`` when there is no room for it.
+        Gives the names of the stored files, in order, and the error of the first one that could not be stored, if any.
+        ``admit`` is called with the size of each, and raises ``TransferFailed`` when there is no room for it.
         """
         parts: list[PartFile] = []
         names: list[str] = []
@@ -135,7 +136,7 @@ class PartStore:
             try:
                 for file in files:
                     admit(len(file.data))
-                    # None of these is ever gone on with, so each has a name of its own; what a crash leaves ages out.
+                    # None of these is ever continued, so each has a name of its own; after a crash the sweep removes them.
                     path = self.folder / f"{sender}-{os.urandom(_NAME_DIGITS // 2).hex()}{PART_SUFFIX}"
                     with self._lock:
                         part = self._open(path, file.name)
@@ -181,7 +182,7 @@ class PartStore:
             self.folder.rmdir()
 
     def closed(self, path: Path, status: os.stat_result, hashed: Any, offset: int) -> None:
-        """A part stays. Its hash is kept, so that what was hashed once is not hashed again for an offer."""
+        """A part is closed and stays. Its hash is kept, so that the next offer need not hash it again."""
         self._listed()[path] = _Listed(path, status.st_size, status.st_mtime)
         self._hashed.pop(path, None)
         self._hashed[path] = _Hashed(hashed, offset, status.st_size, status.st_ino, status.st_mtime_ns)
@@ -189,12 +190,12 @@ class PartStore:
             del self._hashed[next(iter(self._hashed))]
 
     def gone(self, path: Path) -> None:
-        """A part is no longer there."""
+        """A part has been removed."""
         self._listed().pop(path, None)
         self.tidy()
 
     def recall(self, path: Path) -> _Hashed | None:
-        """The kept hash of a part, which is then no longer kept."""
+        """Take the kept hash of a part, and forget it here."""
         return self._hashed.pop(path, None)
 
     def _make_folder(self, name: str) -> None:
@@ -256,9 +257,9 @@ class PartFile(HashedFile):
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         super().__init__(os.open(path, flags, 0o666))
         self._is_kept = self._is_ours = False
-        self._flushed = 0  # how far the disk was told to begin
+        self._flushed = 0  # up to where the system was told to write to the disk
         self._size = 0  # of the whole file
-        self._reserved = 0  # how far there is space for it
+        self._reserved = 0  # up to where space is reserved
         self._may_reserve = True
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -270,7 +271,7 @@ class PartFile(HashedFile):
             self.close()
             raise TransferFailed("storage", name)
         if status.st_nlink > 1:
-            # A receiver was killed while it gave the file its name, and what has its name is not written to again.
+            # A receiver was killed while it gave the file its name, and a file with its name is not written to again.
             path.unlink(missing_ok=True)
         if status.st_nlink != 1 or not _is_at(path, status):
             self.close()
@@ -278,9 +279,9 @@ class PartFile(HashedFile):
         self._is_kept = self._is_ours = True
 
     def load(self, size: int) -> None:
-        """Hash what is there of a file of ``size`` bytes, unless its hash was kept from before.
+        """Hash the bytes that are there of a file of ``size`` bytes, unless their hash was kept.
 
-        More bytes than ``size`` cannot be of that file and are thrown away.
+        If there are more than ``size`` bytes, they are of another file and are thrown away.
         """
         with self._lock:
             status = os.fstat(self._fd())
@@ -295,23 +296,23 @@ class PartFile(HashedFile):
         self._flushed = self._reserved = self.offset
 
     def restart(self) -> None:
-        """Throw away what is there."""
+        """Throw away the bytes that are there."""
         with self._lock:
             os.ftruncate(self._fd(), 0)
             self._begin_again()
             self._flushed = self._reserved = 0
 
     def append(self, *pieces: bytes, hashed: bool = True) -> None:
-        """Write ``pieces`` (at most :data:`PIECES_LIMIT`) behind what is there, as they are: joining them is a copy.
+        """Append ``pieces`` (at most :data:`PIECES_LIMIT`), without joining them, which would be a copy.
 
-        If they are to be ``hashed``, all before them has to be.
+        ``hashed`` pieces may only follow hashed ones.
         """
         with self._lock:
             size = sum(map(len, pieces))
             if self._may_reserve and self.offset + size > self._reserved:
                 self._reserve_ahead()
             written = os.pwritev(self._fd(), pieces, self.offset)
-            if written < size:  # the disk is full, most likely, and the next one fails
+            if written < size:  # the disk is full, most likely, and the next write fails
                 rest = memoryview(b"".join(pieces))
                 while written < size:
                     written += os.pwrite(self._fd(), rest[written:], self.offset + written)
@@ -331,17 +332,17 @@ class PartFile(HashedFile):
             self._reserved = self.offset + size
 
     def publish(self, *, overwrite: bool) -> str:
-        """Make it last and give it its name, which is returned. Closing waits for none of it, and ends it."""
+        """Sync it and give it its name, which is returned. Closing does not wait for this, and ends it."""
         names: list[str] = []
         publish(self._store.directory, (self,), names, overwrite=overwrite)
         return names[0]
 
     def begin_to_sync(self) -> None:
-        """Have the disk begin."""
+        """Have the system begin to write it to the disk."""
         flush_soon(self._fd(), self._flushed, self.offset)
 
     def sync(self) -> None:
-        """Wait until the disk has all of it, and nothing else."""
+        """Wait until the disk has the whole file; does nothing else."""
         with self._lock:
             os.ftruncate(self._fd(), self.offset)
             descriptor = os.dup(self._fd())
@@ -353,7 +354,7 @@ class PartFile(HashedFile):
     def give_name(self, *, overwrite: bool) -> str:
         """Give it its name, which is returned.
 
-        If there is a file of its local name, it replaces that if it may ``overwrite``, and else gets
+        If its local name is taken, it replaces that file with ``overwrite``; otherwise it gets
         :func:`~dmsg.cli.files.names.second_name`. So no sender learns which files are there.
         """
         final = self._store.directory / self._local
@@ -363,23 +364,23 @@ class PartFile(HashedFile):
         return self._local if self._link(final) else self._link_otherwise()
 
     def _link_otherwise(self) -> str:
-        """Give it another name than its local one, which is taken."""
+        """Give it a name other than its local one, which is taken."""
         self.hash_to(self.offset)
         name = second_name(self._local, self.sha256)
         final = self._store.directory / name
         if self._link(final):
             return name
         if _is_same_file(final, self.offset, self.sha256):
-            self._leave(lambda: os.unlink(self._path))  # sent once more: it is there already
+            self._leave(lambda: os.unlink(self._path))  # sent again: it is there already
             return name
-        # A sender that knew what was coming has taken that name as well.
+        # That name is taken, too: a sender may have known which file was coming.
         name = second_name(self._local, os.urandom(16).hex())
         if not self._link(self._store.directory / name):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name)
         return name
 
     def _link(self, final: Path) -> bool:
-        """Give it a name unless that is taken. A rename would replace a file that came up meanwhile; a link does not."""
+        """Give it a name unless that is taken. A rename would replace a file that was made meanwhile; a link does not."""
 
         def link() -> None:
             try:
@@ -400,7 +401,7 @@ class PartFile(HashedFile):
         return True
 
     def _leave(self, step: Callable[[], None]) -> None:
-        """Do ``step``, after which it lies with the parts no more. Raises ``ValueError`` when it was closed meanwhile."""
+        """Do ``step``, after which it is no part any more. Raises ``ValueError`` when it was closed meanwhile."""
         with self._lock:
             self._fd()
             step()
@@ -416,7 +417,7 @@ class PartFile(HashedFile):
     def _closing(self) -> None:
         if self._is_kept and self._reserved > self.offset:
             with contextlib.suppress(OSError):
-                os.ftruncate(self._descriptor, os.fstat(self._descriptor).st_size)  # gives back what was set aside
+                os.ftruncate(self._descriptor, os.fstat(self._descriptor).st_size)  # frees the reserved space
         status = os.fstat(self._descriptor)
         if self._is_kept and status.st_size:
             self._store.closed(self._path, status, self._hash, self.hashed)
@@ -425,15 +426,15 @@ class PartFile(HashedFile):
                 self._path.unlink(missing_ok=True)  # an offer alone leaves nothing behind
             if self._is_ours:
                 self._store.gone(self._path)
-        fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # a copy of the descriptor, with which it is synced, holds it else
+        fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # otherwise the copy of it that is used for syncing keeps the lock
 
 
 def publish(directory: Path, parts: Sequence[PartFile], names: list[str], *, overwrite: bool) -> None:
-    """Make all of them last and give them their names in ``directory``, which are added to ``names``. Raises ``OSError``."""
+    """Sync all parts and give them their names in ``directory``, which are added to ``names``. Raises ``OSError``."""
     if len(parts) > 1:
         for part in parts:
             part.begin_to_sync()
-        with ThreadPoolExecutor(_SYNCS) as pool:  # the disk takes a few times as many of them together
+        with ThreadPoolExecutor(_SYNCS) as pool:  # side by side, the disk syncs a few times as many
             list(pool.map(PartFile.sync, parts))
     else:
         for part in parts:

@@ -1,4 +1,4 @@
-"""Which conversations a receiver holds at a time, and which one goes when all places are taken. Pure."""
+"""Which conversations a receiver holds at a time, and which one ends when all places are taken. Pure."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Final, Generic, TypeVar
 
 T = TypeVar("T")
 
-#: Conversations at a time: each may hold a file open, keep a thread busy and have some 3 MiB in memory.
+#: Conversations at a time: each may hold a file open, keep a thread busy and use some 3 MiB of memory.
 MAX_TRANSFERS: Final = 32
-#: Of one sender: its transfer, and those of transports that are gone without our knowing yet.
+#: Conversations of one sender: its transfer, and those on transports whose loss we have not noticed yet.
 TRANSFERS_PER_SENDER: Final = 4
-#: A conversation counts as one that sends so many bytes a second until it is so old: its offer takes some round trips, in
-#: which strangers that hold all other places and send next to nothing would take its place away.
+#: A conversation younger than ``FIRST_S`` counts as one that sends at least this many bytes a second: its offer takes some
+#: round trips, in which strangers that hold all other places and send next to nothing would take its place away.
 FIRST_BYTES_PER_S: Final = 4_096
 FIRST_S: Final = 3.0
 
@@ -27,10 +27,9 @@ class _Place:
 class Places(Generic[T]):
     """The places of conversations (``T``), by sender (hex key); times are in seconds.
 
-    A key costs a stranger nothing, so a sender that comes when all places are taken is let in, and the conversation with
-    the least received bytes a second ends for it: of those with as many, the oldest. To keep a sender out,
-    strangers have to send on every place faster than it does, and than :data:`FIRST_BYTES_PER_S`; what it has sent already
-    it never sends twice.
+    A key costs a stranger nothing. So a sender that comes when all places are taken is let in, and the conversation with the
+    fewest received bytes a second ends for it; if several have as few, the oldest. To keep a sender out, strangers have to send
+    on every place faster than it does, and faster than :data:`FIRST_BYTES_PER_S`. The sender never has to send a byte twice.
     """
 
     def __init__(self) -> None:
@@ -41,7 +40,7 @@ class Places(Generic[T]):
         return sum(place.sender == sender for place in self._places.values()) < TRANSFERS_PER_SENDER
 
     def take(self, who: T, sender: str, now: float) -> T | None:
-        """Give a place to ``who``; gives the conversation that has lost its own for that, if one has to."""
+        """Give a place to ``who``; returns the conversation that has lost its place for that, if any."""
         loser = None
         if len(self._places) >= MAX_TRANSFERS:
             loser = min(self._places, key=lambda one: self._worth(self._places[one], now))
@@ -50,7 +49,7 @@ class Places(Generic[T]):
         return loser
 
     def received(self, who: T, count_bytes: int) -> None:
-        """Count what came of a file."""
+        """Count received bytes of a file."""
         if who in self._places:
             self._places[who].received_bytes += count_bytes
 

@@ -1,4 +1,4 @@
-"""How much a receiver takes: a quota for its directory, a share of it for each sender, and space that stays free."""
+"""How much a receiver accepts: a quota for its directory, a share of it for each sender, and space that stays free."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Final
 
 from dmsg.cli.files.wire import TransferFailed
 
-#: What the directory may grow by while the command runs, in bytes: six files of the largest size.
+#: How many bytes the directory may grow by while the command runs: six files of the largest size.
 QUOTA: Final = "64GiB"
-#: What stays free on the file system, in bytes, so that logs and other programs go on.
+#: How many bytes stay free on the file system, so that logs and other programs go on.
 KEEP_FREE: Final = "1GiB"
 #: A sender may use this fraction (1/2) of the quota within :data:`SHARE_PERIOD_S`, unless it is on a list.
 SHARES: Final = 2
@@ -23,9 +23,9 @@ SHARE_PERIOD_S: Final = 86_400.0
 FILES_LIMIT: Final = 100_000
 #: Files of one sender within :data:`SHARE_PERIOD_S`, unless it is on a list.
 FILES_PER_SENDER: Final = 10_000
-#: Senders whose share is known; beyond that many the one that came first is forgotten.
+#: Senders whose share is remembered; above that, the one that came first is forgotten.
 _SENDERS_LIMIT: Final = 65_536
-#: What is in the directory is measured again after this long, so that what its owner takes away makes room.
+#: The directory is measured again after this many seconds, so that files removed by its owner make room.
 _MEASURED_FOR_S: Final = 10.0
 
 
@@ -54,15 +54,15 @@ def measure(*directories: Path) -> tuple[int, int]:
 
 
 def free_bytes(directory: Path) -> int:
-    """What an ordinary user may still write on the file system of ``directory``."""
+    """How many bytes an ordinary user may still write on the file system of ``directory``."""
     status = os.statvfs(directory)
     return status.f_bavail * status.f_frsize
 
 
 class Quota:
-    """Whether there is room for what a sender wants to leave. Blocking; used in threads. ``clock`` gives seconds.
+    """Whether there is room for the files of a sender. Blocking; used in threads. ``clock`` gives seconds.
 
-    Only what has come is counted, not what was announced: otherwise strangers reserve everything at no cost.
+    Only received bytes count, not announced ones: otherwise strangers could reserve everything at no cost.
     """
 
     def __init__(
@@ -88,9 +88,9 @@ class Quota:
         self._senders: dict[str, _Taken] = {}
 
     def check(self, sender: str, more_bytes: int, *, quickly: bool = False) -> None:
-        """Raise ``TransferFailed`` (``quota``, ``no_space``) unless ``more_bytes`` of ``sender`` find room.
+        """Raise ``TransferFailed`` (``quota``, ``no_space``) unless there is room for ``more_bytes`` of ``sender``.
 
-        ``quickly`` looks at the files only if there seems to be none: there may be 100,000 of them.
+        With ``quickly`` the files are measured only if there seems to be no room: there may be 100,000 of them.
         """
         with self._lock:
             if not quickly or not self._has_room(sender, more_bytes):
@@ -101,7 +101,7 @@ class Quota:
             raise TransferFailed("no_space")
 
     def add(self, sender: str, count_bytes: int, *, files: int = 0) -> None:
-        """Count what ``sender`` has left; negative if it is gone again."""
+        """Count what ``sender`` has stored; negative if it was removed again."""
         with self._lock:
             taken = self._senders.setdefault(sender, _Taken())
             for one in (taken, self._grown):

@@ -47,11 +47,11 @@ from dmsg.crypto.keys import PublicKey
 from dmsg.ops.values import SIZE
 
 MAX_SIZE: Final = "10GiB"
-#: How long a new transport may say nothing: ``dmsg send`` offers its first file at once.
+#: How many seconds a new transport may be silent: ``dmsg send`` offers its first file at once.
 FIRST_OFFER_TIMEOUT_S: Final = 10.0
-#: How often parts that are too old are looked for.
+#: Seconds between two searches for parts that are too old.
 SWEEP_INTERVAL_S: Final = 3600.0
-#: Files whose arrival is remembered, so that a sender which missed the word of it does not send them again.
+#: Files whose arrival is remembered, so that a sender that missed the confirmation does not send them again.
 _REMEMBERED: Final = 1_024
 _log = Logger()
 
@@ -94,8 +94,8 @@ def receive(
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Where files go, how large they may be, whether they may replace others, what the directory may grow by while they
-    are received, and what stays free on its file system. Sizes are in bytes."""
+    """Where files go, how large they may be, whether they may replace others, how much the directory may grow while they are
+    received, and how much stays free on its file system. Sizes are in bytes."""
 
     directory: Path
     max_size_bytes: int
@@ -113,7 +113,7 @@ async def run_receive(
     allow: tuple[PublicKey, ...] = (),
     service: str = "",
 ) -> None:
-    """``dmsg receive``; with ``once`` returns after, or fails with, the first sender's outcome."""
+    """``dmsg receive``. With ``once`` it returns when the first sender is done, or fails as that sender did."""
     async with open_client(call.settings, reactor, listening=True) as client:
         receiver = Receiver(call, reactor, rules, listed=bool(allow))
         policy = AllowKeys(allow) if allow else None
@@ -135,10 +135,10 @@ async def run_receive(
 
 
 class Receiver(Factory):
-    """Makes a conversation of every transport. ``listed``: all senders are on a list of the owner's.
+    """Has a conversation over every transport. ``listed``: all senders are on a list of the owner.
 
-    ``finished`` fires with ``None`` when a sender says that it is done, with an error when a file of it failed. That a
-    transport broke is no end: its sender will come again.
+    ``finished`` fires with ``None`` when a sender says that it is done, with an error when one of its files failed. A broken
+    transport is no end: its sender will come again.
     """
 
     noisy = False
@@ -164,7 +164,7 @@ class Receiver(Factory):
         return HalfOpenChannel(self._reactor, self._opened) if self._places.is_open_to(str(addr.public_key)) else None
 
     def stop(self) -> None:
-        """Break off everything; partial files stay for another time."""
+        """Break off all conversations; partial files stay for a later attempt."""
         if self._sweeping is not None:
             self._sweeping.cancel()
             self._sweeping = None
@@ -269,14 +269,14 @@ class Receiver(Factory):
         name, sender = check_name(offer.name), str(peer.public_key)
         if offer.size > self._rules.max_size_bytes:
             raise TransferFailed("too_big", local_name(name))
-        # A sender that asks whether a file has arrived is told of what it has sent itself, and of no other file.
+        # A sender that asks whether a file has arrived gets an answer only about files that it has sent itself.
         if (sender, name, offer.size, offer.id) in self._arrived:
             await talk.say(Done())
             return
         key = (sender, name)
         older = self._writing.get(key)
         if older is not None:
-            # Its sender has dialled again before we heard that the transport is gone.
+            # Its sender has dialled again before we noticed that the old transport is gone.
             self._break_off(older)
         self._writing[key] = talk.channel
         try:
@@ -325,9 +325,9 @@ class Receiver(Factory):
             self._arrived.popitem(last=False)
 
     async def _agree(self, talk: Conversation, offer: Offer, part: PartFile, sender: str) -> tuple[Start, list[bytes]]:
-        """Say what is there, and make it what the sender goes on from; gives that, and what came of the file already.
+        """Tell the sender what is there, and cut it back to where the sender goes on; gives that, and data that came already.
 
-        Raises ``TransferFailed`` without room for it.
+        Raises ``TransferFailed`` if there is no room.
         """
         if offer.begun > offer.size:
             raise MalformedTransfer("more data than was offered")
@@ -357,7 +357,7 @@ class Receiver(Factory):
 
         def keep(pieces: list[bytes]) -> None:
             size = sum(map(len, pieces))
-            self._quota.check(sender, size, quickly=True)  # others have taken room since the offer
+            self._quota.check(sender, size, quickly=True)  # other senders may have taken room since the offer
             part.append(*pieces, hashed=hashed)
             self._quota.add(sender, size)
 
@@ -373,7 +373,7 @@ class Receiver(Factory):
                 await behind.put(pieces)
             await behind.done()
         except (TransportBroken, TimedOut, CancelledError):
-            behind.finish(talk.overheard_data()[:left])  # what came is not sent twice
+            behind.finish(talk.overheard_data()[:left])  # so that it need not be sent twice
             raise
         finally:
             behind.stop()

@@ -44,14 +44,14 @@ from dmsg.sansio.backoff import Backoff
 from dmsg.sansio.jitter import Jitter
 
 RETRIES: Final = 8
-#: Small files sent before the first of them is confirmed, so that a round trip of 100 ms brings 5,000 of them a second,
-#: or 80 MB. A receiver remembers more, so that those whose confirmation is lost are not stored twice.
+#: Small files sent before the first of them is confirmed: with a round trip of 100 ms that makes 5,000 files a second, or
+#: 80 MB. A receiver remembers more files, so that those whose confirmation is lost are not stored twice.
 UNDER_WAY_LIMIT: Final = 512
 UNDER_WAY_BYTES: Final = 8 * 1024 * 1024
-#: What is written at a time after something took too long: on a path of a few KB a second a whole block takes longer than the
-#: other side may say nothing.
+#: Bytes written at a time after a timeout: on a path of a few KB a second, a whole block takes longer than the other side may
+#: be silent.
 SLOW_BLOCK_BYTES: Final = 64 * 1024
-#: The pause before the first new dial, in seconds; twice as long each time, up to the longest, with half of jitter.
+#: The pause before the first new dial, in seconds; it doubles each time, up to the longest, with half as much jitter.
 BACKOFF: Final = Backoff(0.5, 10.0)
 
 
@@ -101,7 +101,7 @@ async def run_send(
 
 @dataclass(slots=True)
 class _Outgoing:
-    """A file that the receiver has not confirmed, and what is known of it from before the transport broke."""
+    """A file that the receiver has not confirmed, and its state from before the transport broke."""
 
     source: Source
     began: float = 0.0
@@ -144,7 +144,7 @@ class _Sending:
         self._block_bytes = BLOCK_BYTES
 
     async def run(self) -> None:
-        """Send all of them; dial again while that leads anywhere."""
+        """Send all of them; dial again as long as that makes progress or attempts are left."""
         failures = 0
         while self._pending:
             before = (len(self._pending), self._pending[0].furthest)
@@ -154,7 +154,7 @@ class _Sending:
                 if not self._dialled:
                     raise
                 if not self._pending:
-                    return  # the word of the last one came before it broke
+                    return  # the last confirmation came before the transport broke
                 if isinstance(error, TimedOut):
                     self._block_bytes = SLOW_BLOCK_BYTES
                 failures = 1 if (len(self._pending), self._pending[0].furthest) != before else failures + 1
@@ -197,7 +197,7 @@ class _Sending:
             raise error.about(self._pending[0].source.name if self._pending else "") from None
 
     async def _send_small(self, talk: Conversation, transport: Transport) -> None:
-        """Send the small files that come next; many are under way at a time."""
+        """Send the next small files; many are under way at a time."""
         under_way: deque[_Outgoing] = deque()
         problem: TransferFailed | None = None
         try:
@@ -227,7 +227,7 @@ class _Sending:
             raise problem
 
     def _take_confirmed(self, talk: Conversation, under_way: deque[_Outgoing], transport: Transport) -> None:
-        """Those that were confirmed meanwhile are not sent again, and a refusal is about the one behind them."""
+        """Note confirmed files, so that they are not sent again; a refusal is about the file after them."""
         while under_way and talk.take(Done):
             self._confirmed(under_way, transport)
 
@@ -236,10 +236,10 @@ class _Sending:
         self._pending.popleft()
 
     def _next_small(self, under_way: Sequence[_Outgoing]) -> list[_Outgoing]:
-        """The files behind those ``under_way`` that may be sent with them."""
+        """The files after those ``under_way`` that may be sent with them."""
         room = UNDER_WAY_LIMIT - len(under_way)
         if room < UNDER_WAY_LIMIT // 2:
-            return []  # many at a time cost less
+            return []  # wait: many at a time cost less
         room_bytes = UNDER_WAY_BYTES - sum(file.source.size for file in under_way)
         found: list[_Outgoing] = []
         for file in islice(self._pending, len(under_way), len(under_way) + room):
@@ -259,13 +259,13 @@ class _Sending:
         hashed = self._sha256 or not talk.is_compared
         blocks = ReadAhead(self._reactor, source, BEGUN_LIMIT_BYTES, hashed=hashed, block_bytes=self._block_bytes)
         try:
-            # Where there may be more of it from an earlier try, that is asked for first.
+            # After an earlier attempt, ask first how much of the file the receiver has.
             begun = b"" if file.attempts > 1 else await _next(blocks)
             await talk.offer(Offer(file.source.name, source.size, file.id, len(begun)), begun)
             file.sent_bytes += len(begun)
             answer = await talk.hear(HASH_TIMEOUT_S)
             if isinstance(answer, Done) and file.is_complete:
-                # The transport had broken between the receiver's last step and the word of it.
+                # The transport broke between the receiver's last step and its confirmation.
                 self._report(file, transport, source.size)
                 return
             if not isinstance(answer, Have) or answer.offset > source.size:
@@ -290,7 +290,7 @@ class _Sending:
             source.close()
 
     async def _go_on(self, file: _Outgoing, source: SourceFile, have: Have) -> int:
-        """Have ``source`` go on behind what the receiver has, or begin again if that is of another file; gives where."""
+        """Have ``source`` go on after what the receiver has, or begin again if that is of another file; gives the offset."""
         source.rewind()
         await in_thread(self._reactor, lambda: source.hash_to(have.offset))
         if source.offset != have.offset or source.sha256 != have.sha256:
@@ -299,7 +299,7 @@ class _Sending:
         return source.offset
 
     async def _send_data(self, talk: Conversation, file: _Outgoing, blocks: ReadAhead, start: int, begun: int) -> None:
-        """Send all from ``start`` on but the first ``begun`` bytes of it, which have been sent."""
+        """Send all from ``start`` on, without its first ``begun`` bytes, which have been sent."""
         name, size, sent = file.source.name, file.source.size, start + begun
         if start:
             self._out.note(f"{name}: going on at {human_bytes(start)} of {human_bytes(size)}")
@@ -351,7 +351,7 @@ async def _next(blocks: ReadAhead) -> bytes:
 
 
 def _joined(units: Iterable[bytes], block_bytes: int) -> Iterator[bytes]:
-    """``units`` in blocks as large as those of a large file: the time limit of a write is for so much."""
+    """``units`` in blocks as large as those of a large file: the time limit of a write is for that size."""
     block: list[bytes] = []
     size = 0
     for unit in units:
@@ -374,7 +374,7 @@ async def _say_goodbye(talk: Conversation) -> None:
 
 
 def _read_small(files: Sequence[_Outgoing]) -> tuple[list[bytes], TransferFailed | None]:
-    """The units that small files are sent as, up to the first that cannot be read, and the error for that one. Blocks."""
+    """The units for small files, up to the first file that cannot be read, and the error for that one. Blocks."""
     units: list[bytes] = []
     for file in files:
         source = file.source

@@ -15,19 +15,19 @@ from dmsg.cli.files.talk import Conversation
 from dmsg.cli.files.wire import Done, TransferFailed
 from dmsg.glue.waiters import Waiters
 
-#: Files that wait for the disk; with more, or with :data:`~dmsg.cli.files.store.BLOCK_BYTES` of them, their sender waits.
+#: Files that wait for the disk; at that number, or at :data:`~dmsg.cli.files.store.BLOCK_BYTES` of data, their sender waits.
 #: They are open together, in each of the ten threads of the pool: 640 descriptors at most, of the usual 1,024.
 WAITING_LIMIT: Final = 64
 
-#: Stores files in a thread; gives the names of those that are stored, and why the next one is not, if one is not.
+#: Stores files in a thread; gives the names of the stored files, and the error of the first one that failed, if any.
 Keep = Callable[[Sequence[SmallFile]], tuple[list[str], OSError | TransferFailed | None]]
 
 
 class SmallFiles:
-    """Those of one conversation. What comes while a thread stores some is stored together next.
+    """The small files of one conversation. Files that come while a thread stores some are stored together next.
 
-    ``known`` tells whether a file has arrived already, ``stored`` is told what has been stored, and under which name. When
-    one cannot be stored, the conversation is interrupted with ``TransferFailed``, behind the answers to those before it.
+    ``known`` tells whether a file has arrived already, ``stored`` is told which file was stored, and under which name. When a
+    file cannot be stored, the conversation is interrupted with ``TransferFailed``, after the answers to the files before it.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class SmallFiles:
         self._progress: Waiters[None] = Waiters()
 
     async def put(self, file: SmallFile) -> None:
-        """Have ``file`` stored and answered; waits while too many wait."""
+        """Have ``file`` stored and answered; returns later while too many wait."""
         self._waiting.append(file)
         self._waiting_bytes += len(file.data)
         if not self._storing:
@@ -61,7 +61,7 @@ class SmallFiles:
             await self._wait()
 
     async def done(self) -> None:
-        """Wait until all are stored and answered. Raises what that failed with, ``TransferFailed`` when one could not be."""
+        """Wait until all are stored and answered. Raises the error of that, ``TransferFailed`` if a file was not stored."""
         while self._storing:
             await self._wait()
         if self._error is not None:
@@ -76,12 +76,12 @@ class SmallFiles:
         try:
             while self._waiting and self._error is None:
                 files, self._waiting, self._waiting_bytes = self._waiting, [], 0
-                # When the transport is lost the conversation hears of it as well, once it does not wait here: what has come is
-                # stored all the same, so that it need not be sent again.
+                # The conversation learns of a lost transport itself, once it does not wait here. Files that have come are
+                # stored all the same, so that they need not be sent again.
                 with contextlib.suppress(TransportBroken, TimedOut):
                     await self._store_some(files)
                 self._progress.fire(None)
-        except Exception as error:  # of any kind: else the conversation would wait for ever
+        except Exception as error:  # of any kind: otherwise the conversation would wait for ever
             self._error = error
             self._talk.channel.interrupt(error)
         finally:

@@ -1,4 +1,4 @@
-"""Files on both ends of a transfer. Everything here blocks: it is called in threads, through :func:`in_thread`."""
+"""Files on both ends of a transfer. All calls block, and are made in threads, through :func:`in_thread`."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from dmsg.cli.files.wire import PREFIX, TransferFailed
 
 T = TypeVar("T")
 
-#: What is read, hashed and written at a time: large enough that going to a thread costs nothing beside it. With its prefix
-#: it fills 16 sealed frames: one byte more would make a frame of its own, which costs as much as a full one.
+#: Bytes read, hashed and written at a time: enough to make the cost of a thread negligible. With its prefix a block fills 16
+#: sealed frames: one byte more would need a frame of its own, which costs as much as a full one.
 BLOCK_BYTES: Final = 16 * 65_492 - PREFIX.size
-#: The system's cache takes or gives a block in some 0.3 ms. To have a thread do that costs as much again, beside a busy
-#: reactor; where it takes longer, there is a disk to wait for. In seconds.
+#: The system's cache takes or gives a block in some 0.3 ms. A thread would cost as much again, beside a busy reactor. A block
+#: that takes longer than this many seconds waits for a disk.
 QUICK_S: Final = 0.003
 
 
@@ -33,14 +33,14 @@ async def in_thread(reactor: Any, work: Callable[[], T]) -> T:
 
 
 def start_in_thread(reactor: Any, work: Callable[[], T]) -> Deferred[T]:
-    """The same, for a caller that goes on meanwhile. Cancelling does not stop the work."""
+    """The same as a Deferred, for a caller that goes on meanwhile. Cancelling does not stop the work."""
     return deferToThreadPool(reactor, reactor.getThreadPool(), work)
 
 
 class WriteBehind:
     """Data on its way to ``write``, which a thread calls with one block after the other while the next ones come.
 
-    A block is a list of pieces. With ``quick``, ``write`` only hands them to the system: then it is called right here as
+    A block is a list of pieces. With ``quick``, ``write`` only hands them to the system: then it is called in this thread, as
     long as that takes less than :data:`QUICK_S`.
     """
 
@@ -54,7 +54,7 @@ class WriteBehind:
         self._running: Deferred[None] | None = None
 
     async def put(self, pieces: list[bytes]) -> None:
-        """Have ``pieces`` written; waits until everything put before is. Raises what writing failed with."""
+        """Have ``pieces`` written; waits until all earlier pieces are. Raises the error of a write."""
         self._waiting.append(pieces)
         await self.done()
         if self._is_quick:
@@ -63,25 +63,25 @@ class WriteBehind:
             self._running = start_in_thread(self._reactor, self._write_waiting)
 
     async def done(self) -> None:
-        """Wait until everything is written. Raises what that failed with."""
+        """Wait until everything is written. Raises the error of a write."""
         running, self._running = self._running, None
         if running is not None:
             await running
 
     def finish(self, data: bytes) -> None:
-        """Write, in this thread and now, what waits and ``data``. Raises what writing them failed with."""
+        """Write what waits, and ``data``, now and in this thread. Raises the error of a write."""
         self._waiting.append([data])
         self._write_waiting()
 
     def stop(self) -> None:
-        """Nothing more is to be written, and what becomes of a block in work does not matter."""
+        """Write nothing more, and ignore the result of the block that is being written."""
         self._waiting.clear()
         if self._running is not None:
             self._running.addErrback(lambda _: None)
 
     def _write_waiting(self) -> None:
         with self._lock:
-            while self._waiting and not self._failed:  # what comes behind a gap is of no use
+            while self._waiting and not self._failed:  # data after a gap is of no use
                 self._failed = True
                 began = self._reactor.seconds()
                 self._write(self._waiting.popleft())
@@ -92,7 +92,7 @@ class WriteBehind:
 class HashedFile:
     """A descriptor, and a hash of the beginning of the file.
 
-    The lock makes closing wait for the block at hand: a transfer may be given up while a thread works for it.
+    The lock makes closing wait for the current block: a transfer may be given up while a thread works for it.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -101,16 +101,16 @@ class HashedFile:
         self._hash = hashlib.sha256()
         #: How much of the file the hash covers, from its beginning.
         self.hashed = 0
-        #: How far it was read or written; the hash may be behind.
+        #: How far the file was read or written; the hash may cover less.
         self.offset = 0
 
     @property
     def sha256(self) -> str:
-        """Of the first ``hashed`` bytes, in hex."""
+        """The SHA-256 of the first ``hashed`` bytes, in hex."""
         return self._hash.hexdigest()
 
     def close(self) -> None:
-        """Let go of the file; work under way in a thread ends with ``ValueError``."""
+        """Close the file; work under way in a thread ends with ``ValueError``."""
         with self._lock:
             if self._descriptor >= 0:
                 try:
@@ -120,10 +120,10 @@ class HashedFile:
                     self._descriptor = -1
 
     def _closing(self) -> None:
-        """What there is to do before the descriptor is gone."""
+        """Called before the descriptor is closed."""
 
     def hash_to(self, size: int) -> None:
-        """Have the hash cover ``size`` bytes, and stand there unless further on; stops early where the file ends."""
+        """Have the hash cover ``size`` bytes, and move the offset at least there; stops early at the end of the file."""
         more = True
         while more and self.hashed < size:
             with self._lock:
@@ -160,7 +160,7 @@ class Source:
         return SourceFile(_open_source(self.path), self.size)
 
     def read(self) -> bytes:
-        """All of a small one. Raises ``OSError``; gives less when it has become shorter."""
+        """All bytes of a small file. Raises ``OSError``; gives fewer when the file has become shorter."""
         descriptor = _open_source(self.path)
         try:
             return os.read(descriptor, self.size)
@@ -177,7 +177,7 @@ def find_source(path: str) -> Source:
         if not stat.S_ISREG(status.st_mode):
             raise TransferFailed("source", name, "it is no plain file")
         if not status.st_size and os.read(descriptor, 1) and not os.fstat(descriptor).st_size:
-            raise TransferFailed("source", name, "its size is not known beforehand")  # as those in /proc
+            raise TransferFailed("source", name, "its size is not known beforehand")  # a file in /proc, for example
     except OSError as error:
         raise TransferFailed("source", name, error.strerror or "") from None
     finally:
@@ -190,7 +190,7 @@ def _open_source(path: str) -> int:
 
 
 class SourceFile(HashedFile):
-    """A file that is being sent, as long as it was when it was found."""
+    """A file that is being sent, with the length that it had when it was found."""
 
     def __init__(self, descriptor: int, size: int) -> None:
         super().__init__(descriptor)
@@ -202,7 +202,7 @@ class SourceFile(HashedFile):
             self._begin_again()
 
     def read_block(self, limit_bytes: int = BLOCK_BYTES, *, hashed: bool) -> bytes:
-        """The next block; empty at the end of the file. If it is to be ``hashed``, all before it has to be."""
+        """The next block; empty at the end of the file. A ``hashed`` block may only follow hashed ones."""
         with self._lock:
             block = os.pread(self._fd(), min(limit_bytes, self.size - self.offset), self.offset)
             if hashed:
@@ -213,9 +213,9 @@ class SourceFile(HashedFile):
 
 
 class ReadAhead:
-    """The blocks of ``source`` from where it stands; a thread reads and hashes the next one while one is sent.
+    """The blocks of ``source`` from its offset on; a thread reads and hashes the next block while one is sent.
 
-    What is not ``hashed`` is read right here as long as that takes less than :data:`QUICK_S`. The first block has at most
+    Unhashed blocks are read in this thread, as long as that takes less than :data:`QUICK_S`. The first block has at most
     ``first_bytes``, the others have ``block_bytes``.
     """
 
@@ -248,7 +248,7 @@ class ReadAhead:
         return block
 
     async def stop(self) -> None:
-        """Wait for the thread: the source may be used for something else then."""
+        """Wait for the thread; after that the source may be used for something else."""
         reading, self._reading = self._reading, None
         if reading is not None:
             reading.addErrback(lambda _: None)
@@ -266,6 +266,6 @@ class ReadAhead:
 
 
 def storage_failure(error: OSError, name: str) -> TransferFailed:
-    """What the sender is told when the receiver's disk does not go along; only the receiver is told why."""
+    """The failure that the sender is told for an error of the receiver's disk; only the receiver learns the reason."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     return TransferFailed("no_space" if full else "storage", name, error.strerror or "")

@@ -23,34 +23,34 @@ from dmsg.cli.files.wire import (
 
 M = TypeVar("M", bound=Message)
 
-#: How long the other side may say nothing when it is its turn, in seconds.
+#: How many seconds the other side may be silent when it is its turn.
 IDLE_TIMEOUT_S: Final = 60.0
 #: The same when it may have to hash a large file first.
 HASH_TIMEOUT_S: Final = 600.0
-#: Pieces of data passed on as they came: a block has some 30 of them.
+#: Up to so many pieces of data are passed on as they came: a block has some 30 of them.
 _PIECES_LIMIT: Final = 256
 #: How long closing may take, in seconds.
 CLOSE_TIMEOUT_S: Final = 5.0
 
 
 class Conversation:
-    """Says and hears units over ``channel``.
+    """Sends and receives units over ``channel``.
 
-    What the other side gives up for is raised as ``TransferFailed``, what it says wrongly as ``MalformedTransfer``.
+    Raises ``TransferFailed`` when the other side gives up, and ``MalformedTransfer`` when it breaks the protocol.
     """
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
         self._decoder = Decoder()
         self._heard: deque[Message | bytes] = deque()
-        #: Whether nothing more is said, whatever comes.
+        #: Whether nothing more is sent, whatever comes.
         self.is_ended = False
 
     @property
     def is_compared(self) -> bool:
-        """Whether both ends of the transport compare what they have authenticated (:ref:`spec-sealed-acks`).
+        """Whether the two ends of the transport compare what they have authenticated (:ref:`spec-sealed-acks`).
 
-        A sealed one of dmsg does. A channel of the messaging system is sealed, too, but compares nothing.
+        The ends of a sealed transport of dmsg do. A channel of the messaging system is sealed, too, but compares nothing.
         """
         return bool(getattr(self.channel.transport.stream, "resumable", False))
 
@@ -64,12 +64,12 @@ class Conversation:
 
     async def hear_data(self, left_bytes: int, timeout_s: float = IDLE_TIMEOUT_S) -> list[bytes]:
         """The next pieces of the ``left_bytes`` (at least 1) of data that are still to come: some
-        :data:`~dmsg.cli.files.store.BLOCK_BYTES`, unless they come slowly. Raises ``MalformedTransfer`` for anything else.
+        :data:`~dmsg.cli.files.store.BLOCK_BYTES`, or fewer if they come slowly. Raises ``MalformedTransfer`` for other units.
         """
         await self._hear_more(timeout_s, min(left_bytes, BLOCK_BYTES))
         pieces = self._take_data()
         if not pieces:
-            await self.hear()  # raises what the other side gave up for
+            await self.hear()  # raises if the other side gave up
             raise MalformedTransfer("something other than data")
         if sum(map(len, pieces)) > left_bytes:
             raise MalformedTransfer("more data than was offered")
@@ -77,9 +77,9 @@ class Conversation:
         return pieces if len(pieces) <= _PIECES_LIMIT else [b"".join(pieces)]
 
     async def hear_all(self, size_bytes: int, came: Callable[[int], object]) -> bytes:
-        """The next ``size_bytes`` of data, few enough to be held: in whatever pieces they come, they take no more than that.
+        """The next ``size_bytes`` of data, few enough for memory: they take no more than that, in whatever pieces they come.
 
-        ``came`` is called with how many have come, whenever some have. Raises as :meth:`hear_data`.
+        ``came`` is called with the number of bytes each time that some have come. Raises as :meth:`hear_data`.
         """
         data = bytearray()
         while (before := len(data)) < size_bytes:
@@ -89,7 +89,7 @@ class Conversation:
         return bytes(data)
 
     def overheard_data(self) -> bytes:
-        """Data that has come and that nothing waited for, when the conversation is over."""
+        """When the conversation is over: data that has come but was not taken."""
         with contextlib.suppress(MalformedTransfer):
             for piece in self.channel.take_unread():
                 self._heard.extend(self._decoder.feed(piece))
@@ -114,7 +114,7 @@ class Conversation:
         return unit
 
     def take(self, kind: type[Message]) -> bool:
-        """Take the next unit if it has come already and is a header of ``kind``; whether it was. Waits for nothing."""
+        """Take the next unit if it has come already and is a header of ``kind``; gives whether it was. Does not wait."""
         for piece in self.channel.take_unread():
             self._heard.extend(self._decoder.feed(piece))
         if not (self._heard and isinstance(self._heard[0], kind)):
@@ -127,7 +127,7 @@ class Conversation:
         await self.channel.write(b"".join(map(encode, messages)), IDLE_TIMEOUT_S)
 
     async def offer(self, offer: Offer, data: bytes) -> None:
-        """Send an offer and the ``data`` it begins with."""
+        """Send an offer and the first ``data`` of the file."""
         await self.channel.write(encode_offer(offer, data), IDLE_TIMEOUT_S)
 
     async def send_data(self, block: bytes) -> None:
@@ -137,14 +137,14 @@ class Conversation:
             await self.expect(Failed)
 
     async def end(self, *messages: Message) -> None:
-        """Send ``messages``, the last ones. Our end follows at once where a transport has halves, else with its close."""
+        """Send ``messages``, the last ones. Our half ends at once if the transport has a half-close, else with its close."""
         self.is_ended = True
         await self.say(*messages)
         if getattr(self.channel.transport.stream, "half_closes", False):
             self.channel.end_writing()
 
     async def verdict(self) -> None:
-        """Raise what the other side gave up for before the transport ended, if it said so."""
+        """Raise the reason for which the other side gave up before the transport ended, if it told one."""
         with contextlib.suppress(TransportBroken, TimedOut, MalformedTransfer):
             while True:
                 await self.hear(0.0)

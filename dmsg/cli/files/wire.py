@@ -12,13 +12,13 @@ A unit is ``u8 kind ‖ u32 length ‖ body`` (big-endian). Kind 1 is a header: 
     finish [sha256]                             of the whole file, if it is hashed
                                done             verified and in its place
 
-A sender that offers a file for the first time begins it before it has the answer, so that the way there and back costs
-nothing. Where nothing is there of an earlier try, its data goes on behind what was ``begun``; else that is dropped, and data
-begins at ``offset``.
+A sender that offers a file for the first time sends its beginning before it has the answer, so that the round trip costs no
+time. If the receiver has nothing from an earlier try, the data goes on after what was ``begun``; otherwise that is dropped, and
+data begins at ``offset``.
 
 The receiver answers an offer with ``done`` when a file with this id has arrived. A file has to be ``hashed`` unless it
-comes over a sealed transport of dmsg: that authenticates every byte, and both ends compare a hash of all their tags
-(:ref:`spec-sealed-acks`), so another hash over the same bytes would take time and find nothing.
+comes over a sealed transport of dmsg. Such a transport authenticates every byte, and both ends compare a hash of all their
+tags (:ref:`spec-sealed-acks`), so another hash over the same bytes would take time and find nothing.
 
 A small file, of at most :data:`WHOLE_LIMIT_BYTES`, takes one message each way, and the sender waits for no answer before
 it sends the next small ones. They are answered in order, and all of them before a large one is offered::
@@ -27,9 +27,8 @@ it sends the next small ones. They are answered in order, and all of them before
     data …
                                done
 
-``end`` follows the last, without waiting for its ``done``, and with it the sender's half of the transport ends where it has
-halves. Either side may say ``failed code`` instead, about the first file without an answer, and then
-closes.
+``end`` follows the last file, without waiting for its ``done``; if the transport has a half-close, the sender's half ends with
+it. Either side may send ``failed code`` instead, about the first file without an answer, and then closes.
 """
 
 from __future__ import annotations
@@ -49,12 +48,12 @@ DATA: Final = 2
 PREFIX: Final = struct.Struct(">BI")
 #: An offer with the longest name, every character of it escaped, fits.
 HEADER_LIMIT_BYTES: Final = 4096
-#: Bounds what one unit announces; data is passed on as it comes, so it costs no memory.
+#: The most that one unit announces; data is passed on as it comes, so it costs no memory.
 DATA_LIMIT_BYTES: Final = 1024 * 1024
-#: Files up to this size are sent without asking what is there of them: sending it again costs less than the question.
+#: Files up to this size are sent without asking how much of them is there: sending them again costs less than the question.
 WHOLE_LIMIT_BYTES: Final = 256 * 1024
-#: What is sent of a larger file before it is known what is there of it: what a transport carries in its first round trip. The
-#: receiver keeps it in memory until that is said.
+#: How much of a larger file is sent before it is known how much of it is there: as much as a transport carries in its first
+#: round trip. The receiver keeps it in memory until it has answered.
 BEGUN_LIMIT_BYTES: Final = 256 * 1024
 SIZE_LIMIT_BYTES: Final = 2**63 - 1
 PART_SUFFIX: Final = ".part"
@@ -76,7 +75,7 @@ REFUSALS: Final[dict[str, tuple[str, Exit]]] = {
 
 
 class TransferFailed(CommandError):
-    """A transfer one of the two sides gave up: ``code`` is a key of :data:`REFUSALS`, ``name`` the file's."""
+    """A transfer that one of the two sides gave up: ``code`` is a key of :data:`REFUSALS`, ``name`` the name of the file."""
 
     def __init__(self, code: str, name: str = "", problem: str = "") -> None:
         text, exit_code = REFUSALS[code]
@@ -85,7 +84,7 @@ class TransferFailed(CommandError):
         self.about(name)
 
     def about(self, name: str) -> TransferFailed:
-        """Say which file it is about, unless that is known; gives itself back."""
+        """Set the name of the file, unless it is known; gives itself back."""
         if name and not self.data["file"]:
             self.data["file"] = name
             self.args = (f"{name}: {self.args[0]}",)
@@ -93,7 +92,7 @@ class TransferFailed(CommandError):
 
 
 class MalformedTransfer(TransferFailed):
-    """The other side sent something that is not of this protocol, or not its turn; ``problem`` says what it was."""
+    """The other side sent something that is not of this protocol, or out of turn; ``problem`` says what it was."""
 
     def __init__(self, problem: str) -> None:
         super().__init__("malformed", problem=problem)
@@ -123,8 +122,8 @@ class Offer(Message):
 
 @dataclass(frozen=True, slots=True)
 class Whole(Message):
-    """All ``size`` bytes of a small file follow; they have this ``sha256``. ``again``: they were sent before, and no word
-    of their arrival came.
+    """All ``size`` bytes of a small file follow; they have this ``sha256``. ``again``: they were sent before, and no
+    confirmation came.
     """
 
     KIND: ClassVar[str] = "whole"
@@ -137,7 +136,7 @@ class Whole(Message):
 
 @dataclass(frozen=True, slots=True)
 class Have(Message):
-    """The receiver has the first ``offset`` bytes of it, which have this ``sha256``."""
+    """The receiver has the first ``offset`` bytes of the file, which have this ``sha256``."""
 
     KIND: ClassVar[str] = "have"
     offset: int
@@ -146,7 +145,7 @@ class Have(Message):
 
 @dataclass(frozen=True, slots=True)
 class Start(Message):
-    """The data that follows begins at ``offset``; ``hashed`` tells whether a hash of the whole file comes behind it."""
+    """The data that follows begins at ``offset``; ``hashed`` tells whether a hash of the whole file comes after it."""
 
     KIND: ClassVar[str] = "start"
     offset: int
@@ -155,7 +154,7 @@ class Start(Message):
 
 @dataclass(frozen=True, slots=True)
 class Finish(Message):
-    """That was all data; the whole file has this ``sha256``, if it is hashed."""
+    """The data is complete; the whole file has this ``sha256``, if it is hashed."""
 
     KIND: ClassVar[str] = "finish"
     sha256: str = ""
@@ -202,18 +201,18 @@ def encode_whole(message: Whole, data: bytes) -> bytes:
 
 
 def encode_offer(offer: Offer, data: bytes) -> bytes:
-    """A large file, and the ``data`` it begins with."""
+    """An offer of a large file, and the file's first ``data``."""
     return encode(offer) + (data_prefix(len(data)) + data if data else b"")
 
 
 def data_prefix(length: int) -> bytes:
-    """What goes before ``length`` bytes of data."""
+    """The prefix of ``length`` bytes of data."""
     assert 0 < length <= DATA_LIMIT_BYTES
     return PREFIX.pack(DATA, length)
 
 
 def decode(body: bytes) -> Message:
-    """The header in ``body``; ``MalformedTransfer`` for anything that is not exactly one."""
+    """The header in ``body``; raises ``MalformedTransfer`` unless it is exactly one."""
     try:
         found = json.loads(body.decode("utf-8"))
     except (ValueError, RecursionError):
@@ -253,21 +252,21 @@ def _check(name: str, value: Any, *, optional: bool) -> None:
 
 
 class Decoder:
-    """Makes units of a stream: headers come out whole, data in the pieces it came in, without a copy of whole pieces."""
+    """Splits a stream into units: headers come out whole, data in the pieces in which it came, without a copy of whole ones."""
 
     def __init__(self) -> None:
         self._begun = b""  # the first bytes of a unit: a prefix, or a prefix and a part of a header
         self._data_left = 0
 
     def feed(self, data: bytes) -> list[Message | bytes]:
-        """What became complete with ``data``; raises ``MalformedTransfer``, after which there is nothing to go on."""
+        """The units that ``data`` completes; raises ``MalformedTransfer``, after which the stream is of no use."""
         if self._begun:
             data, self._begun = self._begun + data, b""
         found: list[Message | bytes] = []
         at = 0
         while at < len(data):
             if self._data_left:
-                piece = data[at : at + self._data_left]  # all of ``data`` is itself
+                piece = data[at : at + self._data_left]  # a slice of all of ``data`` is no copy
                 found.append(piece)
                 at += len(piece)
                 self._data_left -= len(piece)
@@ -280,7 +279,7 @@ class Decoder:
         return found
 
     def _unit(self, data: bytes, at: int, found: list[Message | bytes]) -> int:
-        """Take the prefix at ``at``, and the header behind it; gives where to go on, 0 if some of it is still to come."""
+        """Take the prefix at ``at``, and the header after it; gives where to go on, 0 if some of it is still to come."""
         kind = data[at]
         limit = {HEADER: HEADER_LIMIT_BYTES, DATA: DATA_LIMIT_BYTES}.get(kind, 0)
         if not limit:

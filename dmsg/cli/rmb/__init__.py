@@ -1,4 +1,4 @@
-"""``dmsg rmb``: the Reliable Message Bus. Its packages may be missing, so its commands are imported when asked for."""
+"""``dmsg rmb``: the Reliable Message Bus. Its packages may be missing, so its commands are imported when they are used."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _COMMANDS: Final = ("call", "relay-key", "serve", "twin")
 
 
 class _Commands(click.Group):
-    """Commands that are imported when they are asked for."""
+    """Commands that are imported when they are used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)

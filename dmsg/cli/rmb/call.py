@@ -26,7 +26,7 @@ from dmsg.rmb.peer.redis import RedisLists
 
 #: How long an answer may take by default, in seconds.
 TIMEOUT_S: Final = 30.0
-#: A peer answers before a request's time is over; if not even an error comes so many seconds later, there is no peer.
+#: A peer answers before a request expires; if not even an error comes within this many seconds after that, there is no peer.
 _GRACE_S: Final = 1
 
 
@@ -56,7 +56,7 @@ def call(network: Network, twin: int, command: str, data: str, timeout_s: float,
 
 
 def read_payload(data: str) -> bytes:
-    """What ``--data`` stands for. Raises ``OSError``."""
+    """The payload that ``--data`` stands for. Raises ``OSError``."""
     if data == "-":
         return sys.stdin.buffer.read(MAX_ENVELOPE_BYTES + 1)
     if data.startswith("@"):
@@ -95,7 +95,7 @@ async def run_call(
         answer = await _call_through_redis(network, reactor, request, timeout_s)
         _tell(network.out, twin, command, answer.source, answer.schema, answer.payload)
         return
-    # A session of its own: the one without a name may be that of a program which serves.
+    # A session of its own: the one without a name may belong to a program that serves.
     async with network.client(reactor, session=f"call-{uuid.uuid4().hex[:16]}", config=RmbConfig()) as client:
         found = await client.call(twin, command, payload, timeout=timeout_s, session=session, schema=schema, tags=tags)
     _tell(network.out, twin, command, str(found.source), found.schema, found.data)
@@ -133,7 +133,7 @@ def _tell(out: Output, twin: int, command: str, source: str, schema: str | None,
         text = payload.decode("utf-8", "replace")
         result["data_base64"] = base64.b64encode(payload).decode()
     if out.json or sys.stdout.isatty():
-        # what another wrote must not become instructions to a terminal
+        # text of another twin must not become instructions to a terminal
         out.result(result, *map(printable, text.splitlines()))
     else:
         out.raw(payload)

@@ -37,7 +37,7 @@ _OFFLINE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """Where the bus is. There is either a ``redis``, or the rest."""
+    """The way to the bus: either a ``redis``, or the other fields."""
 
     out: Output
     verbose: bool
@@ -53,7 +53,7 @@ class Network:
         raise SystemExit(run(lambda reactor: self.told(make, reactor), self.out, verbose=self.verbose))
 
     async def told(self, make: Callable[[Any], Coroutine[Any, Any, None]], reactor: Any) -> None:
-        """``await make(reactor)``, with errors of the bus made errors of a command."""
+        """``await make(reactor)``; errors of the bus become errors of the command."""
         try:
             await make(reactor)
         except (wrong.CallError, wrong.NoTwin, RegistryError) as error:
@@ -84,7 +84,7 @@ class Network:
 
 
 def network_options(function: F) -> F:
-    """Add the options that say where the bus is; the function gets a :class:`Network` first."""
+    """Add the options for the way to the bus; the function gets a :class:`Network` first."""
 
     @click.option("--key", "key_file", metavar="FILE", help="The key file of our twin.")
     @click.option("--registry", metavar="FILE", help="The registry of twins.")

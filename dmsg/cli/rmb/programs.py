@@ -15,7 +15,7 @@ from twisted.python.failure import Failure
 
 from dmsg.errors import DmsgError
 
-#: Of what a program writes to standard error the last so many bytes are kept, and so many characters told to the caller.
+#: The last so many bytes of a program's standard error are kept, and so many characters of it are told to the caller.
 _ERRORS_BYTES: Final = 4096
 _TEXT_LIMIT: Final = 512
 
@@ -32,8 +32,8 @@ class ProgramFailed(DmsgError):
 class Program:
     """A command line that is run once for each request.
 
-    It has ``time_limit_s`` and may write ``output_limit_bytes``; what is more, or longer, is killed. Programs that it has
-    started itself are not: it has to end them when its standard output is closed.
+    It may run for ``time_limit_s`` and write ``output_limit_bytes``; above either limit it is killed. Programs that it has
+    started itself are not killed: it has to end them when its standard output is closed.
     """
 
     def __init__(self, reactor: Any, arguments: Sequence[str], *, time_limit_s: float, output_limit_bytes: int) -> None:
@@ -50,7 +50,7 @@ class Program:
             self._reactor.spawnProcess(
                 run, self._arguments[0], self._arguments, env={**os.environ, **variables}, path=None
             )
-        except (OSError, ValueError) as error:  # ValueError: what another twin calls its schema has a null character
+        except (OSError, ValueError) as error:  # ValueError: the schema that another twin sent has a null character
             problem = getattr(error, "strerror", None) or error
             raise ProgramFailed(f"the program cannot be run: {problem}") from None
         late: IDelayedCall = self._reactor.callLater(limit_s, run.end, f"the program took longer than {limit_s:g} s")
@@ -94,7 +94,7 @@ class _Run(ProcessProtocol):
         self._problem = self._problem or problem
         with contextlib.suppress(ProcessExitedAlready):
             self.transport.signalProcess("KILL")
-        # what it has started may hold the pipes open
+        # programs that it has started may hold the pipes open
         self.transport.loseConnection()
 
     def processEnded(self, reason: Failure) -> None:

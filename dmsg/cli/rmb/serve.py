@@ -33,16 +33,16 @@ from dmsg.rmb.core.messages import IncomingRequest, JsonError, OutgoingResponse
 from dmsg.rmb.peer.commands import REPLY, list_of
 from dmsg.rmb.peer.redis import RedisLists
 
-#: Programs at work at once, and how long one may take, in seconds.
+#: Programs that run at once, and how many seconds one may take.
 CONCURRENCY: Final = 8
 TIME_LIMIT_S: Final = 30.0
 #: The longest answer: an envelope has to hold it, with its addresses and signature.
 OUTPUT_LIMIT_BYTES: Final = MAX_ENVELOPE_BYTES - 4096
-#: While no relay is connected, the command says why every so many seconds.
+#: While no relay is connected, the command says why, once in this many seconds.
 PATIENCE_S: Final = 5.0
-#: A Redis that is away is asked again in so many seconds.
+#: Seconds between two attempts at a Redis that is away.
 RETRY_S: Final = 0.5
-#: Requests that wait for a program; beyond, they are refused. In Redis they wait there.
+#: Requests that wait for a program; more are refused. With Redis, requests wait in Redis.
 WAITING: Final = 256
 
 
@@ -121,7 +121,7 @@ def _split(program: str) -> list[str]:
 
 
 class _Server:
-    """Answers requests by running a program, and tells of each."""
+    """Answers requests by running a program, and reports each."""
 
     def __init__(
         self,
@@ -166,7 +166,7 @@ class _Server:
             self._out.note(f"{source}: {problem or 'answered'} ({elapsed_ms:.0f} ms)")
 
     async def serve_redis(self, address: RedisAddress, concurrency: int) -> None:
-        """Take requests from the list of the command; no more at a time than programs may run."""
+        """Take requests from the command's list in Redis, no more at a time than programs may run."""
         key = list_of(self._command)
         if key is None:
             raise CommandError(f"a peer hands out no command {printable(self._command)!r}", Exit.USAGE)
@@ -191,7 +191,7 @@ class _Server:
                     await one()
                     said = ""
                 except RedisAway as away:
-                    if str(away) != said:  # twice a second, and it may be away for days
+                    if str(away) != said:  # it is tried twice a second, and Redis may be away for days
                         said = str(away)
                         self._out.note(said)
                     await deferLater(self._reactor, RETRY_S)
@@ -207,7 +207,7 @@ class _Server:
         finally:
             stopping = True
             freed.fire(None)
-            # Not cancelled while it waits for a message: Redis may be giving one away.
+            # Not cancelled while it waits for a message: Redis may be giving out one right now.
             await taking.end(TAKE_S + RETRY_S, self._reactor)
             await running.end(0, self._reactor)
             await taker.close()
@@ -236,7 +236,7 @@ class _Server:
         )
         while (left_s := ends_at - self._reactor.seconds()) > 0:
             try:
-                await lists.push(REPLY, answer.to_json(), left_s)  # twice does no harm: the caller takes one
+                await lists.push(REPLY, answer.to_json(), left_s)  # a second push does no harm: the caller takes one
                 return
             except RedisRefused:
                 return
