@@ -116,10 +116,11 @@ class Dialer(Generic[S, R]):
         except DialError as error:
             if self._lookups is None or race.dial.moves or not error.may_have_moved:
                 raise
-        again = await self._look_up_again(race)
-        if again.promised == remembered.promised and not set(again.servers) - set(remembered.servers):
+        again, asking = await self._look_up_again(race)
+        is_news = again.promised != remembered.promised or set(again.servers) - set(remembered.servers)
+        if not is_news and asking is None:  # with it, a transport has found the peer since this dial has not
             raise DialError(str(race.dial.target), race.attempts)
-        return await self._try(race, again, None)
+        return await self._try(race, again, asking)
 
     async def _try(self, race: Race[S, R], known: Known, asking: Deferred[Known] | None) -> R:
         race.known = known
@@ -155,8 +156,16 @@ class Dialer(Generic[S, R]):
         lifetime_s = self.config.resume_entry_lifetime_s if dial.moves else self.config.entry_lifetime_s
         return self._lookups.known(dial.target, lifetime_s)
 
-    async def _look_up_again(self, race: Race[S, R]) -> Known:
-        """What discovery says now that no relay of a remembered entry has led to the peer: it may have moved since."""
+    def asking(self, target: PublicKey) -> Deferred[Known] | None:
+        """The question to discovery about ``target``, if it is under way: also behind what a transport has found."""
+        lookups = self._lookups
+        return lookups.ask(target) if lookups is not None and lookups.is_asking(target) else None
+
+    async def _look_up_again(self, race: Race[S, R]) -> tuple[Known, Deferred[Known] | None]:
+        """What discovery says now that no relay of a remembered entry has led to the peer: it may have moved since.
+
+        Gives it as :meth:`_look_up` does.
+        """
         assert self._lookups is not None
         target = race.dial.target
         self._lookups.doubt(target)
@@ -164,10 +173,11 @@ class Dialer(Generic[S, R]):
             answer = self._lookups.ask(target)
             answer.addTimeout(self.config.look_up_s, self.clock, lambda *_: self._too_late(target))
             try:
-                return await race.awaiting(answer)
+                known = await race.awaiting(answer)
             except DiscoveryError as error:
                 race.note_look_up(error)
                 raise DialError(str(target), race.attempts) from None
+            return known, self.asking(target)
 
     async def _look_up(self, race: Race[S, R]) -> tuple[Known, Deferred[Known] | None]:
         """What to go by; and the question to discovery, if it goes on because there is something else to begin with."""
@@ -179,13 +189,13 @@ class Dialer(Generic[S, R]):
             if relays:
                 answer.addTimeout(wait_s, self.clock, lambda *_: self._too_late(target))
             try:
-                return await race.awaiting(answer), None
+                known = await race.awaiting(answer)
             except DiscoveryError as error:
                 race.note_look_up(error)
                 if not relays:
                     raise DialError(str(target), race.attempts) from None
-                asking = self._lookups.ask(target) if self._lookups.is_asking(target) else None
-                return Known(relays, promised=True), asking
+                known = Known(relays, promised=True)
+            return known, self.asking(target)
 
     def _other_relays(self, race: Race[S, R]) -> tuple[tuple[PublicKey, ...], float]:
         """The relays to try without an answer of discovery's, and how long to wait for one, in seconds.

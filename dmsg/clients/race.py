@@ -36,6 +36,9 @@ class Racer(TypingProtocol[S, R]):
     def stage(self, relay: PublicKey) -> str:
         """How far the connection to ``relay`` has got."""
 
+    def asking(self, target: PublicKey) -> Deferred[Known] | None:
+        """The question to discovery about ``target``, if it is under way."""
+
     async def attempt(self, relay: PublicKey, race: Race[S, R]) -> R:
         """Try one relay; raises ``StageError``."""
 
@@ -105,9 +108,7 @@ class Race(Generic[S, R]):
         self._done.addBoth(self._ended)
         self._is_running = True
         self._waiting = relays
-        if asking is not None:
-            self._asking = asking
-            asking.addCallbacks(self._told, self._not_told)
+        self._await_answer(asking)
         self._next()
         return self._done
 
@@ -115,10 +116,15 @@ class Race(Generic[S, R]):
         self._is_running = False
         return result
 
+    def _await_answer(self, asking: Deferred[Known] | None) -> None:
+        self._asking = asking
+        if asking is not None:
+            asking.addCallbacks(self._told, self._not_told)
+
     def _told(self, known: Known) -> None:
         if self._asking is None:
             return  # the race is over
-        self._asking = None
+        self._await_answer(self._dialer.asking(self.dial.target))  # if a transport has found the peer before
         if self.dial.heeds_promise and not known.promised:
             for relay, attempt in list(self._running.items()):  # begun as if it was promised
                 self.owing.pop(relay)

@@ -197,6 +197,10 @@ class Asking(World):
         self.pool.wanted.pop(relay).callback(session)
         session.asked[0].callback(OpenedStream(session, object(), 1.0))
 
+    def found_over(self, relay: PublicKey) -> None:
+        """A transport with the peer goes on over ``relay``."""
+        self.dialer._lookups.reached(PEER, relay)
+
     def tried(self) -> list[tuple[str, str]]:
         return [(one.stage, one.reason) for one in self.attempts]
 
@@ -321,3 +325,51 @@ def test_a_peer_that_is_still_there_is_dialled_again_if_it_has_to_be_spoken_to_i
     world.answer(ONE, version=BASE_VERSION)
     assert list(world.pool.wanted) == [ONE]
     world.dial.cancel()
+
+
+# --- where a transport has found the peer -----------------------------------------------------------------------------
+
+
+def test_where_a_transport_finds_the_peer_while_discovery_is_asked_again_the_dial_goes_too() -> None:
+    """Over the relay that has just not led to it: the peer has come back there."""
+    world = dialled_before(ONE)
+    world.fail(ONE, stage="accept", reason="unknown_peer")
+    assert not world.pool.wanted and not world.ended
+    world.found_over(ONE)
+    assert not world.ended
+    world.open(ONE)
+    assert isinstance(world.ended[0], OpenedStream) and not world.clock.getDelayedCalls()
+
+
+def test_the_answer_of_discovery_counts_also_behind_that() -> None:
+    world = dialled_before(ONE)
+    world.fail(ONE, stage="accept", reason="unknown_peer")
+    world.found_over(ONE)
+    world.fail(ONE, stage="accept", reason="unknown_peer")
+    assert not world.ended
+    world.answer(TWO)
+    world.open(TWO)
+    assert isinstance(world.ended[0], OpenedStream) and len(world.asked) == 2
+
+
+def test_so_it_does_for_a_dial_that_had_nothing_else_to_go_by() -> None:
+    world = Asking()
+    world.found_over(ONE)
+    world.fail(ONE, stage="accept", reason="unknown_peer")
+    assert not world.ended
+    world.answer(TWO)
+    world.open(TWO)
+    assert isinstance(world.ended[0], OpenedStream) and not world.clock.getDelayedCalls()
+
+
+def test_so_it_does_for_one_that_had_begun_with_something_else() -> None:
+    world = Asking(ONE)
+    assert world.begun_after(0.1) == [ONE]
+    world.fail(ONE)
+    for _ in range(2):
+        world.found_over(TWO)
+        world.fail(TWO, stage="accept", reason="unknown_peer")
+        assert not world.ended
+    world.answer(THREE)
+    world.open(THREE)
+    assert isinstance(world.ended[0], OpenedStream) and not world.clock.getDelayedCalls()
