@@ -5,17 +5,21 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import pytest_twisted
 from twisted.internet.protocol import Factory
+from twisted.internet.task import Clock
 
 from dmsg.clients.limits import ListenerLimits
+from dmsg.crypto.keys import PublicKey, SecretKey
 from dmsg.glue.stream_transport import TransportLost
+from dmsg.mux.client.resumable import ResumableTransports
 from dmsg.mux.client.service import ClientConfig, DmsgClient
 from dmsg.mux.client.transport import DmsgTransport
-from dmsg.mux.client.unproved import UnprovedTransport
+from dmsg.mux.client.unproved import UnprovedTransport, UnprovedTransports
 from dmsg.mux.core.e2e_handshake import CONFIRM_TIMEOUT_S
 from dmsg.mux.core.errors import Refused
 from dmsg.mux.core.wire import ACCEPT, ACK, CLOSE, FWD, CloseReason
@@ -180,6 +184,56 @@ async def test_proofs_of_two_paths_open_one_transport(is_first: bool) -> None:
 
 
 @sync
+async def test_what_another_path_has_opened_goes_on_over_a_third_one() -> None:
+    """By the name that its first path gave it."""
+    async with Net(relays=3) as net:
+        transport, end, first, _ = await net.dial()
+        for relay in net.relays:
+            relay.be_honest()  # type: ignore[attr-defined]
+        net.kill(first)
+        net.reactor.advance(0.1)
+        assert len(net.ends) == 1
+        server = transport.getHost().server_public_key
+        net.kill(next(relay for relay in net.relays if relay.key.public_key == server))  # type: ignore[arg-type]
+        await net.talk(end)
+        assert transport.getHost().server_public_key not in (server, first.key.public_key)
+        net.assert_nothing_left()
+
+
+@sync
+async def test_a_proof_of_the_second_path_that_comes_behind_that_of_the_third_moves_nothing() -> None:
+    """The transport was opened by its first path meanwhile."""
+    async with Net(relays=3) as net:
+        transport, end, first, _ = await net.dial()
+        of_first = list(net.held)
+        net.held.clear()
+        for relay in net.relays:
+            relay.rule(drop, kind=CLOSE, to=net.bob.public_key, times=None)  # type: ignore[attr-defined]
+            net.hold(relay)  # type: ignore[arg-type]
+        first.cut(net.alice.public_key)
+        net.reactor.advance(0.1)
+        server = transport.getHost().server_public_key
+        second = next(relay for relay in net.relays if relay.key.public_key == server)
+        assert second is not first and net.held and not net.ends
+        for frame in of_first:
+            first.send(frame)
+        net.reactor.advance(0.01)
+        assert len(net.ends) == 1
+        of_second = list(net.held)
+        third = next(relay for relay in net.relays if relay not in (first, second))
+        third.be_honest()  # type: ignore[attr-defined]
+        second.cut(net.alice.public_key)  # type: ignore[attr-defined]
+        net.reactor.advance(0.1)
+        assert transport.getHost().server_public_key == third.key.public_key and not transport.detached
+        for frame in of_second:
+            second.send(frame)  # type: ignore[attr-defined]
+        net.reactor.advance(0.1)
+        assert {str(one.getHost().server_public_key) for one in net.bob.transports} == {str(third.key.public_key)}
+        await net.talk(end)
+        net.assert_nothing_left()
+
+
+@sync
 async def test_what_is_lost_is_waited_for_no_longer_than_for_an_open_transport() -> None:
     grace_s = 5.0
     async with Net(ClientConfig(resume_grace_s=grace_s)) as net:
@@ -224,6 +278,32 @@ async def test_a_dial_that_is_given_up_is_not_waited_for() -> None:
             relay.rule(drop, kind=ACCEPT, to=net.alice.public_key, times=None)  # type: ignore[attr-defined]
         await net.wait(_failing(net.alice.dial(net.bob.public_key, timeout_s=0.2)))
         net.reactor.advance(0.1)
+        net.assert_nothing_left()
+
+
+@sync
+async def test_a_transport_that_its_initiator_ends_at_once_is_not_waited_for() -> None:
+    async with Net() as net:
+        await net.wait(_aborted(net.alice.dial(net.bob.public_key)))
+        net.reactor.advance(0.1)
+        assert not net.ends and not net.bob.unproved._by_name
+        net.assert_nothing_left()
+
+
+async def _aborted(dial: Any) -> None:
+    transport = await dial
+    transport.abortConnection()
+
+
+@sync
+async def test_a_transport_that_was_refused_for_what_came_first_is_not_waited_for() -> None:
+    async with Net() as net:
+        _, _, first, _ = await net.dial()
+        first.rule(drop, kind=CLOSE, to=net.alice.public_key)  # so that she looks for no other path
+        frame = net.held[-1]
+        first.send(replace(frame, payload=frame.payload[:-1] + bytes((frame.payload[-1] ^ 1,))))
+        net.reactor.advance(0.1)
+        assert not net.bob.unproved._by_name
         net.assert_nothing_left()
 
 
@@ -275,3 +355,50 @@ async def test_a_peer_that_claims_to_have_what_was_never_sent_is_given_up() -> N
         net.reactor.advance(2.0)
         assert end.lost and not net.ends
         net.assert_nothing_left()
+
+
+# --- the table alone ------------------------------------------------------------------------------------------------
+
+
+def _table(clock: Clock, limit: int, limit_per_share: int) -> tuple[UnprovedTransports, list[UnprovedTransport]]:
+    """A table, and transports in it of which nothing is asked but their names."""
+    port: Any = SimpleNamespace(service="")
+    port.client = SimpleNamespace(services=SimpleNamespace(port=lambda service: port))
+    table = UnprovedTransports(clock, ResumableTransports(), 30.0, limit=limit, limit_per_share=limit_per_share)
+    streams: Any = [SimpleNamespace(remote=SecretKey.generate().public_key, token=bytes((n,))) for n in range(3)]
+    first: Any = object()
+    return table, [table.add(first, stream, port) for stream in streams]
+
+
+def test_when_all_places_are_taken_the_one_that_has_waited_longest_is_forgotten() -> None:
+    clock = Clock()
+    table, ones = _table(clock, 2, 1)
+    for share, one in enumerate(ones):
+        table.lost(one, share)
+    assert [one.is_over for one in ones] == [True, False, False] == [not table._by_name.get(_name(one)) for one in ones]
+    assert len(clock.getDelayedCalls()) == 2
+    clock.advance(30.0)
+    assert not table._by_name and not table._lost
+
+
+def test_one_key_has_its_share_over_each_relay() -> None:
+    clock = Clock()
+    table, ones = _table(clock, 3, 1)
+    for one, share in zip(ones, "aab", strict=True):
+        table.lost(one, share)
+    assert [one.is_over for one in ones] == [False, True, False]
+    table.clear()
+    assert not table._by_name and not table._lost and not clock.getDelayedCalls()
+
+
+def test_what_is_lost_when_none_is_waited_for_any_more_sets_no_timer() -> None:
+    clock = Clock()
+    table, ones = _table(clock, 3, 3)
+    table.clear()
+    for one in ones:
+        table.lost(one, "")
+    assert not table._lost and not clock.getDelayedCalls()
+
+
+def _name(one: UnprovedTransport) -> tuple[PublicKey, bytes]:
+    return one.stream.remote, one.stream.token
