@@ -7,7 +7,6 @@ from typing import Any, Final
 
 from dmsg.address import RedisAddress
 from dmsg.glue.redis import REPLY_TIMEOUT_S, RedisConnection
-from dmsg.rmb.peer.retries import Retries
 
 # KEYS: list. ARGV: message, most messages, most bytes, seconds the list is kept. The bytes are looked at in longer lists only:
 # they are an estimate from five messages, and a short list has room for its messages' own limit.
@@ -65,8 +64,6 @@ class RedisLists:
 
     def __init__(self, address: RedisAddress, reactor: Any) -> None:
         self.redis = RedisConnection(address, reactor)
-        #: For those of its users who go on until it is done.
-        self.retries = Retries(reactor)
 
     async def push(self, key: str, data: bytes, wait_s: float = REPLY_TIMEOUT_S) -> None:
         """Append to a list that is not ours to bound."""

@@ -29,7 +29,7 @@ from dmsg.rmb.core.messages import IncomingResponse, JsonError, OutgoingRequest
 from dmsg.rmb.core.wire import Envelope, parse_backlog
 from dmsg.rmb.peer.commands import BACKLOG, LOCAL, LOCAL_TAKEN, PUSHED
 from dmsg.rmb.peer.redis import RedisLists
-from dmsg.rmb.peer.retries import RETRY_S
+from dmsg.rmb.peer.retries import RETRY_S, Retries
 
 _log = Logger()
 #: Answers kept in one list, and how long a list is kept after the last one, in seconds: a program that has not come for an
@@ -97,6 +97,8 @@ class Requests:
         self._calls = Tasks()
         self._deliveries = Tasks()
         self._noting = Tasks()
+        #: Of answers alone: a Redis that is full takes them, and not what waits with the services.
+        self._retries = Retries(clock)
         self._to_twin: dict[int, int] = {}
         self._restored: dict[str, _Awaited] = {}
         self._answered: Waiters[None] = Waiters()
@@ -298,7 +300,7 @@ class Requests:
                     break
                 except RedisAway as away:
                     note_tells = note_tells or (away.maybe_done and noted)
-                await self._lists.retries.turn(give_up_at - self._now_s())
+                await self._retries.turn(give_up_at - self._now_s())
         except RedisRefused as refused:
             _log.info("an answer was dropped: {reason}", reason=refused.reason)
         finally:

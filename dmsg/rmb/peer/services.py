@@ -23,6 +23,7 @@ from dmsg.rmb.core.messages import IncomingRequest, OutgoingResponse
 from dmsg.rmb.core.wire import Envelope
 from dmsg.rmb.peer.commands import KEEP_COMMAND_S, OWN, Commands, list_of
 from dmsg.rmb.peer.redis import RedisLists
+from dmsg.rmb.peer.retries import Retries
 from dmsg.sansio.rate import TokenBucket
 
 _log = Logger()
@@ -63,6 +64,7 @@ class Services:
         self._waiting_bytes: dict[int, int] = {}
         self._all_waiting_bytes = 0
         self._hands = Tasks()
+        self._retries = Retries(clock)
         self._sends = Tasks()
         self._sending_bytes = self._retried_bytes = 0
         self._room: Waiters[None] = Waiters()
@@ -138,7 +140,7 @@ class Services:
                     return PeerCode.BUSY, "too many requests are waiting for the service"
                 self._commands.pushed(command, made, length, self._clock.seconds())
                 return None
-            await self._lists.retries.turn(ends_at - self._clock.seconds())
+            await self._retries.turn(ends_at - self._clock.seconds())
         return None
 
     def _answer_ourselves(self, request: Accepted, command: str) -> None:
