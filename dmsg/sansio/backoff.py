@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-#: What is not due yet is looked at again no sooner than this, in seconds, however little is missing: times are added up, and a
-#: sum of floats may fall short of what is due.
+#: Shortest time in seconds until a timer that is not due yet is looked at again: a sum of floats may fall just short of the
+#: time at which it is due.
 SHORTEST_PAUSE_S: Final = 0.001
 #: The pause does not double more often than this, so that no number of failures overflows a float.
 _DOUBLINGS: Final = 62

@@ -6,9 +6,9 @@ from collections import deque
 
 
 class ByteQueue:
-    """Bytes in order, without copying what is only passed through.
+    """A queue of bytes that does not copy chunks which are taken as they came.
 
-    ``size`` is how many there are, as an attribute because the hot paths ask for it several times a frame.
+    ``size`` is the number of bytes, an attribute because the hot paths read it several times a frame.
     """
 
     __slots__ = ("_chunks", "_offset", "size")
@@ -22,7 +22,7 @@ class ByteQueue:
         return self.size
 
     def append(self, data: bytes) -> None:
-        """Add ``data`` at the end; empty data is nothing."""
+        """Add ``data`` at the end; empty data is ignored."""
         if data:
             self._chunks.append(data)
             self.size += len(data)
@@ -33,7 +33,7 @@ class ByteQueue:
         self._offset = self.size = 0
 
     def take(self, limit: int) -> bytes:
-        """Remove and give up to ``limit`` bytes, joined; ``b""`` when there are none."""
+        """Remove and return up to ``limit`` bytes, joined; ``b""`` when there are none."""
         chunks = self._chunks
         if not chunks:
             return b""

@@ -13,27 +13,26 @@ from typing import ClassVar, Protocol
 class Core(Protocol):
     """What :class:`dmsg.glue.shell.Shell` can drive. Times are seconds on the clock of the caller.
 
-    A core inherits from this class. What it does not override of :meth:`pause`, :meth:`resume` and :attr:`overloaded`
-    says that it takes no part in flow control; without :meth:`next_timeout` and :meth:`handle_timeout` it waits for
-    nothing.
+    A core inherits from this class. The defaults of :meth:`pause`, :meth:`resume` and :attr:`overloaded` take no part in
+    flow control; those of :meth:`next_timeout` and :meth:`handle_timeout` set no timer.
     """
 
     __slots__ = ()
 
-    #: Whether :meth:`receive_data` takes views of a buffer that the next read overwrites, too: many records at a time.
+    #: Whether :meth:`receive_data` also accepts views of a buffer that the next read overwrites, with many records at a time.
     takes_views: ClassVar[bool] = False
 
     def receive_data(self, data: bytes, now: float) -> Sequence[object]:
-        """Take bytes from the network and tell what they meant.
+        """Take bytes from the network and return the events in them.
 
-        ``RemoteProtocolError`` ends the connection; its ``events`` are what came before the fault.
+        ``RemoteProtocolError`` ends the connection; its ``events`` are those before the fault.
         """
 
     def data_to_send(self) -> bytes:
-        """What to write now. The shell does not ask while the network takes nothing."""
+        """The bytes to write now. The shell does not ask while the network takes nothing."""
 
     def next_timeout(self) -> float | None:
-        """When ``handle_timeout`` wants to be called next; ``None`` if never."""
+        """When to call ``handle_timeout`` next; ``None`` for never."""
         return None
 
     def handle_timeout(self, now: float) -> Sequence[object]:

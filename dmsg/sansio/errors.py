@@ -24,10 +24,10 @@ class KeepaliveLost(RemoteProtocolError):
 
 
 class WebSocketRefused(RemoteProtocolError):
-    """There is no WebSocket: ``status`` and ``text`` are the HTTP answer's.
+    """The handshake failed: ``status`` and ``text`` are the HTTP answer's.
 
-    To a client they are what the server said (text of theirs, up to ``REFUSAL_BYTES``; status 101 if it agreed but not
-    as it has to), to a server what it shall answer.
+    At a client they are the server's answer (its text, up to ``REFUSAL_BYTES``; status 101 if it agreed in a wrong way),
+    at a server the answer to send.
     """
 
     def __init__(self, status: int, text: str) -> None:
@@ -37,7 +37,7 @@ class WebSocketRefused(RemoteProtocolError):
 
 
 class RedisViolation(RemoteProtocolError):
-    """What is no reply, or not one to a command; or no reply in time."""
+    """Bytes that are no reply, a reply to no command, or no reply in time."""
 
     def __init__(self, reason: str) -> None:
         super().__init__("redis", reason)

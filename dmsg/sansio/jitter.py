@@ -42,7 +42,7 @@ class Jitter:
         left = len(population)
         if not 0 <= k <= left:
             raise ValueError(f"{k} of {left} elements")
-        # A shuffle that is broken off after k elements; only the places that were swapped are written down.
+        # A shuffle that stops after k elements; only the swapped places are stored.
         swapped: dict[int, int] = {}
         drawn = []
         for _ in range(k):

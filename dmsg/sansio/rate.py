@@ -1,7 +1,7 @@
-"""Rate limits and bounded memories: what keeps a stranger from using more than a fair share.
+"""Rate limits and bounded memories, which keep a stranger from using more than a fair share.
 
 Pure: the time is always an argument, in seconds on any clock. A clock that jumps backwards does no harm: the jump
-counts as no time at all. Which limit holds where, and its number, stands with the slice that enforces it.
+counts as no time at all. The package that enforces a limit declares its numbers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ T = TypeVar("T", bound=Hashable)
 
 
 def check_limits(limits: Any, *others: str) -> None:
-    """Raise ``ValueError`` for a burst in ``limits``, a dataclass, or one of the fields ``others``, that is less than 1.
+    """Raise ``ValueError`` if a burst in ``limits`` (a dataclass), or one of the fields ``others``, is less than 1.
 
     A burst is a field with that word in its name.
     """
@@ -25,7 +25,7 @@ def check_limits(limits: Any, *others: str) -> None:
 
 
 class TokenBucket:
-    """Lets ``rate_per_s`` things a second pass in the long run, and at most ``burst`` at once.
+    """Lets ``rate_per_s`` events a second pass in the long run, and at most ``burst`` at once.
 
     A new bucket is full. Over any span of ``t`` seconds at most ``burst + rate_per_s * t`` are let through.
     """
@@ -43,18 +43,18 @@ class TokenBucket:
 
     def _refill(self, now: float) -> float:
         elapsed = now - self._updated
-        # Backwards jumps restart the count from the new time: waiting for the old time to come again could stop a
-        # connection for as long as the clock was set back.
+        # After a jump backwards the count goes on from the new time. Waiting for the old time could stop a connection for
+        # as long as the clock was set back.
         self._updated = now
         if elapsed > 0:
             self._tokens = min(self.burst, self._tokens + elapsed * self.rate_per_s)
         return self._tokens
 
     def take(self, now: float, n: float = 1, *, keep: float = 0) -> bool:
-        """Take ``n`` tokens if they are there: ``True`` lets the thing pass, ``False`` takes nothing.
+        """Take ``n`` tokens if they are there: ``True`` lets the event pass, ``False`` takes nothing.
 
-        More than ``burst`` at once never passes. ``keep`` tokens have to be left: they are for those that ask for
-        less to be kept, who so come first when there are few.
+        More than ``burst`` at once never passes. ``keep`` tokens must be left over, so that callers with a smaller ``keep``
+        come first when tokens are short.
         """
         if n + keep > self._refill(now):
             return False
@@ -66,11 +66,11 @@ class TokenBucket:
         return n + keep <= self._refill(now)
 
     def give_back(self, n: float = 1) -> None:
-        """Return ``n`` tokens that were taken for something that turned out to cost nothing."""
+        """Give back ``n`` tokens that were taken for an event that turned out to cost nothing."""
         self._tokens = min(self.burst, self._tokens + n)
 
     def is_full(self, now: float) -> bool:
-        """Whether it is as good as a new one."""
+        """Whether this bucket is as full as a new one."""
         return self._tokens + max(0.0, now - self._updated) * self.rate_per_s >= self.burst
 
     def wait_s(self, now: float, n: float = 1) -> float:
@@ -84,9 +84,9 @@ class TokenBucket:
 
 
 class RecentSet(Generic[T]):
-    """The last ``capacity`` different things added; an older one is forgotten when a newer one needs its place.
+    """The last ``capacity`` different items added; the oldest is evicted when a new item needs its place.
 
-    Adding a thing that is there already makes it the newest. A thing takes some 110 bytes beside its own.
+    Adding an item that is there already makes it the newest. An item takes some 110 bytes besides its own.
     """
 
     __slots__ = ("_items", "capacity")
@@ -96,7 +96,7 @@ class RecentSet(Generic[T]):
         if capacity < 1:
             raise ValueError("a recent set holds at least one thing")
         self.capacity = capacity
-        # Not a dict: taking its first key again and again is linear in the places already freed in front of it.
+        # Not a dict: finding its first key takes time for each place already freed in front of it.
         self._items: OrderedDict[T, None] = OrderedDict()
 
     def add(self, item: T) -> None:
@@ -120,9 +120,9 @@ class RecentSet(Generic[T]):
 class RecentIds:
     """At least the last :attr:`CAPACITY` different ids of 16 bits that were added, and at most twice as many.
 
-    Used for transport ids that ended a moment ago: frames that were on their way then are no offence. They are kept as
-    bits, in two generations; when the newer one holds ``CAPACITY`` ids, the older one is forgotten. Ids that follow each
-    other take a few hundred bytes, and any others at most 20 KB, where a set of numbers takes 450 KB.
+    Used for ids of transports that ended a moment ago: frames that were on their way then are no offence. The ids are kept
+    as bits, in two generations; when the newer generation holds ``CAPACITY`` ids, the older one is forgotten. Consecutive ids
+    take a few hundred bytes, any other ids at most 20 KB; a set of numbers would take 450 KB.
     """
 
     #: Ids in a generation. One connection may end some 700 transports a second, and late frames come within seconds.
@@ -177,10 +177,10 @@ class RecentIds:
 class RateLimiterTable(Generic[T]):
     """One token bucket for each key (an address, a public key), in bounded memory.
 
-    At most ``capacity`` buckets are kept; the least recently asked for is dropped, and its key starts again with a full
-    burst. So one program with more than ``capacity`` keys gets ``burst`` for each: where keys cost nothing, a limit over
-    all of them has to stand beside this one. A bucket that is full again is as good as none, so each new key makes the
-    table forget up to two such: its size follows the keys of the last ``burst / rate_per_s`` seconds.
+    At most ``capacity`` buckets are kept; the least recently used one is evicted, and its key starts again with a full
+    burst. So a program with more than ``capacity`` keys gets ``burst`` for each: where keys cost nothing, a second limit must
+    cover all of them together. A full bucket is as good as none, so each new key makes the table forget up to two full ones:
+    its size follows the number of keys of the last ``burst / rate_per_s`` seconds.
     """
 
     __slots__ = ("_buckets", "burst", "capacity", "rate_per_s")
@@ -196,11 +196,11 @@ class RateLimiterTable(Generic[T]):
         self._buckets: OrderedDict[T, TokenBucket] = OrderedDict()
 
     def take(self, key: T, now: float, n: float = 1) -> bool:
-        """Take ``n`` tokens from the bucket of ``key``: ``True`` lets the thing pass, ``False`` takes nothing."""
+        """Take ``n`` tokens from the bucket of ``key``: ``True`` lets the event pass, ``False`` takes nothing."""
         return self.bucket(key, now).take(now, n)
 
     def bucket(self, key: T, now: float) -> TokenBucket:
-        """The bucket of ``key``, a full one if there is none; it counts as asked for."""
+        """The bucket of ``key``, a new full one if there is none; this counts as a use."""
         bucket = self._buckets.get(key)
         if bucket is None:
             self._forget_full(now)
@@ -212,7 +212,7 @@ class RateLimiterTable(Generic[T]):
         return bucket
 
     def _forget_full(self, now: float) -> None:
-        """Forget the two buckets that were asked for longest ago, if they are full: more than comes in at a time."""
+        """Forget the two least recently used buckets if they are full: two, because one bucket is added at a time."""
         for _ in range(2):
             oldest = next(iter(self._buckets), None)
             if oldest is None or not self._buckets[oldest].is_full(now):
@@ -220,7 +220,7 @@ class RateLimiterTable(Generic[T]):
             del self._buckets[oldest]
 
     def give_back(self, key: T, n: float = 1) -> None:
-        """Return ``n`` tokens to the bucket of ``key``; silent when there is none."""
+        """Give ``n`` tokens back to the bucket of ``key``; silent when there is none."""
         bucket = self._buckets.get(key)
         if bucket is not None:
             bucket.give_back(n)
@@ -242,19 +242,19 @@ class RateLimiterTable(Generic[T]):
 
 
 class FairBucket(Generic[T]):
-    """A token bucket that many sources share: the less is left in it, the less a source may have taken of it lately.
+    """A token bucket that many sources share: the fewer tokens are left, the fewer a source may have taken lately.
 
-    What a source took is its debt; the debts of all sources that have one are paid back with the rate of the bucket, in
-    equal parts. A source passes while its debt is below what is left. So one source alone gets half the burst at once
-    and the whole rate; ``n`` sources that ask without end get equal parts of the rate, and always leave ``burst / (n +
-    1)`` tokens to a source that comes later. Sources must not be free of cost, else a stranger has as many as it likes.
+    The tokens that a source took are its debt; all debts are paid back at the rate of the bucket, in equal parts. A source
+    passes while its debt is less than the tokens left. So a single source gets half the burst at once and the whole rate;
+    ``n`` sources that ask without end get equal parts of the rate, and always leave ``burst / (n + 1)`` tokens to a source
+    that comes later. Sources must cost something, or a stranger has as many as it likes.
 
-    The memory is bounded without forgetting a debt: only what was let through is remembered, until it is paid back.
+    Memory is bounded without forgetting a debt: only debts are remembered, until they are paid back.
     """
 
     __slots__ = ("_debts", "_paid", "_pruned", "_tokens", "_updated", "burst", "rate_per_s")
 
-    #: Paid debts are forgotten once in this time.
+    #: Seconds between two sweeps that forget paid debts.
     _PRUNE_S = 0.25
 
     def __init__(self, rate_per_s: float, burst: float, now: float) -> None:
@@ -269,7 +269,7 @@ class FairBucket(Generic[T]):
         self._paid = 0.0
 
     def take(self, source: T, now: float) -> bool:
-        """Take a token for ``source``: ``True`` lets the thing pass, ``False`` takes nothing."""
+        """Take a token for ``source``: ``True`` lets the event pass, ``False`` takes nothing."""
         self._refill(now)
         paid, mark = self._paid, self._debts.get(source, 0.0)
         debt = mark - paid if mark > paid else 0.0
@@ -280,7 +280,7 @@ class FairBucket(Generic[T]):
         return True
 
     def idle(self, now: float) -> bool:
-        """Whether this bucket is as a new one is, so that it can be forgotten."""
+        """Whether this bucket is full like a new one, so that it can be forgotten."""
         self._refill(now)
         return self._tokens >= self.burst
 

@@ -11,11 +11,11 @@ from typing import Any, Final
 from dmsg.sansio.core import Core
 from dmsg.sansio.errors import RedisViolation
 
-#: A line: a text, an error, or the length of what follows.
+#: Longest line: a text, an error, or the length of the bytes or elements that follow.
 LINE_LIMIT_BYTES: Final = 64 * 1024
-#: A bulk, as Redis has it by default; what is pushed to lists is bounded by who pushes.
+#: Longest bulk, Redis's own default; the programs that push to lists bound what they push.
 BULK_LIMIT_BYTES: Final = 512 * 1024 * 1024
-#: Elements of an array, and arrays inside of each other: our commands get a few thousand, and two.
+#: Most elements of an array, and most levels of nested arrays: our commands get a few thousand elements, and two levels.
 ARRAY_LIMIT: Final = 1_000_000
 DEPTH_LIMIT: Final = 8
 _NUMBER_DIGITS: Final = 20
@@ -23,7 +23,7 @@ _END: Final = b"\r\n"
 
 
 class ReplyError(Exception):
-    """A reply that is an error, as a value: ``text`` begins with a word for its kind, as in ``WRONGTYPE …``."""
+    """An error reply, as a value: ``text`` begins with a word for its kind, as in ``WRONGTYPE …``."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -31,17 +31,17 @@ class ReplyError(Exception):
 
 
 class RespClient(Core):
-    """One connection. A command that has no reply for as long as its patience ends it."""
+    """One connection. A command without a reply for the time of its ``patience_s`` ends the connection."""
 
     __slots__ = ("_bulk", "_data", "_out", "_patience", "_since", "_stack")
 
     def __init__(self) -> None:
         self._data = bytearray()
         self._out: list[bytes] = []
-        #: For each command without a reply, how long one may take, in seconds; and since when the first one has waited.
+        #: For each command without a reply, how long its reply may take in seconds; and since when the first has waited.
         self._patience: deque[float] = deque()
         self._since = 0.0
-        #: Bytes of the bulk that comes next, or -1; and the arrays that are not complete, each with its length.
+        #: Bytes of the bulk that comes next, or -1; and the incomplete arrays, each with its length.
         self._bulk = -1
         self._stack: list[tuple[int, list[Any]]] = []
 
@@ -70,7 +70,7 @@ class RespClient(Core):
         return data
 
     def next_timeout(self) -> float | None:
-        """When the command that waits longest has waited too long."""
+        """When the patience of the oldest waiting command ends."""
         return self._since + self._patience[0] if self._patience else None
 
     def handle_timeout(self, now: float) -> list[object]:
@@ -111,7 +111,7 @@ class RespClient(Core):
         return replies
 
     def _element(self, kind: bytearray, line: bytes, replies: list[Any]) -> Any:
-        """What a line says; for the beginning of a bulk or an array, that is noted."""
+        """The value of a line; the beginning of a bulk or an array is only noted."""
         if kind == b"+":
             return line
         if kind == b"-":
@@ -136,7 +136,7 @@ class RespClient(Core):
         return int(line)
 
     def _complete(self, value: Any, replies: list[Any], now: float) -> None:
-        """An element is there, and with it perhaps the arrays that it is the last one of."""
+        """Take a complete element, which may also complete the arrays that it ends."""
         while self._stack:
             length, items = self._stack[-1]
             items.append(value)

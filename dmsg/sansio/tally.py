@@ -10,7 +10,7 @@ T = TypeVar("T", bound=Hashable)
 
 
 class Tally(Generic[T]):
-    """How many there are of each key. Adding, removing and finding the key with the most take constant time.
+    """A count for each key. Adding, removing and finding the key with the largest count take constant time.
 
     Constant, because a stranger decides how many keys there are and how often the largest is asked for.
     """
@@ -21,7 +21,7 @@ class Tally(Generic[T]):
         #: The largest count; 0 when nothing is counted.
         self.most = 0
         self._counts: dict[T, int] = {}
-        # Not dicts: taking the first key again and again is linear in the places already freed in front of it.
+        # Not dicts: finding the first key takes time for each place already freed in front of it.
         self._levels: dict[int, OrderedDict[T, None]] = {}
 
     def add(self, key: T) -> None:
@@ -42,7 +42,7 @@ class Tally(Generic[T]):
             self.most = count - 1
 
     def largest(self) -> T:
-        """The key with the most; of equals the one that reached that count first. ``KeyError`` when nothing is counted."""
+        """The key with the largest count, the first to reach it among equals. ``KeyError`` when nothing is counted."""
         return next(iter(self._levels[self.most]))
 
     def _enter(self, key: T, count: int) -> None:

@@ -1,8 +1,8 @@
 """WebSocket messages after the handshake (RFC 6455, sections 5 and 7), as a core for :class:`dmsg.glue.shell.Shell`.
 
-The parser is our own because it is the hot path of an RMB relay: a small message costs 2 µs here and 8 µs with wsproto,
-which the tests hold it against frame by frame. Each limit holds at the first byte over it: a declared length is refused
-before its frame's payload is read, a fragmented message at the fragment that makes it too long.
+The parser is our own because it is the hot path of an RMB relay: a small message costs 2 µs here and 8 µs with wsproto.
+The tests compare the two frame by frame. Each limit takes effect at the first byte over it: a frame is refused by its
+declared length before its payload is read, a fragmented message at the fragment that makes it too long.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from dmsg.sansio.websocket_frames import (
     read_text,
 )
 
-#: Bytes that :meth:`WebSocket.data_to_send` gives at once at most, but for a single frame that is longer.
+#: Most bytes that :meth:`WebSocket.data_to_send` gives at once, except for a single frame that is longer.
 WRITE_BYTES: Final = 64 * 1024
-#: With so many bytes queued and a network that takes nothing, reading stops.
+#: Queued bytes above which reading stops while the network takes nothing.
 OVERLOAD_BYTES: Final = 256 * 1024
-#: Frames that bring no data (pings, pongs, empty fragments) in one window. Peers ping every 20 s; a proxy may, too.
+#: Most frames without data (pings, pongs, empty fragments) in one window. Peers ping every 20 s; a proxy may, too.
 IDLE_FRAMES: Final = 100
 IDLE_WINDOW_S: Final = 10.0
-#: Masks are drawn so many at a time: one system call for each message would cost more than its frame.
+#: Masks that are drawn at a time: one system call for each message would cost more than its frame.
 _MASKS: Final = 256
 
 
@@ -57,17 +57,17 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True)
 class WebSocketConfig:
-    """What one connection allows. Times are in seconds."""
+    """The limits of one connection. Times are in seconds."""
 
     #: Longest message in bytes, however many frames it has.
     max_message_bytes: int = 1024 * 1024
-    #: Whether text messages are taken; otherwise one closes the connection with ``UNSUPPORTED_DATA``.
+    #: Whether text messages are accepted; otherwise a text message closes the connection with ``UNSUPPORTED_DATA``.
     text: bool = False
-    #: After so long without a byte from the other side we ping it.
+    #: Silence of the other side after which we ping it.
     ping_after_s: float = 20.0
-    #: After so long without one, and without that the network takes what waits for it, the connection is given up.
+    #: Silence after which the connection is given up, if the network has not taken any waiting bytes in that time either.
     dead_after_s: float = 40.0
-    #: From the first byte of a message to its last. One of 1 MiB comes through 10 KiB/s.
+    #: From the first byte of a message to its last. A message of 1 MiB comes through 10 KiB/s in this time.
     message_timeout_s: float = 120.0
 
 
@@ -77,7 +77,7 @@ class State(Enum):
     OPEN = "open"
     #: Our close frame was sent or queued, theirs has not come.
     CLOSING = "closing"
-    #: Nothing more is to be read; what is queued is to be written.
+    #: Nothing more is read; queued bytes are still written.
     CLOSED = "closed"
 
 
@@ -95,7 +95,7 @@ class WebSocket(Core):
     and :class:`Closed`, once, when the other side closes.
 
     ``now`` is the time of the handshake, ``random(n)`` gives n bytes for masks (a server needs none), ``head`` is sent
-    before the first frame. ``queued_bytes`` is what :meth:`data_to_send` has not given yet.
+    before the first frame. ``queued_bytes`` counts the bytes that :meth:`data_to_send` has not given yet.
     """
 
     __slots__ = (
@@ -139,14 +139,14 @@ class WebSocket(Core):
             raise LocalProtocolError("a client masks with random bytes")
         self.role = role
         self.state = State.OPEN
-        #: ``False`` while the owner does not read: then silence is not the other side's.
+        #: ``False`` while the owner does not read: then silence does not count against the other side.
         self.listening = True
         self._config = config
         self._random = random
         self._masks: list[bytes] = []
         self._mask_bit = 0 if role is Role.CLIENT else MASKED  # of the frames we read
         self._head = b""  # of the next frame, incomplete
-        # A frame whose head is complete and whose payload is not: (first byte, mask, missing bytes) and what came of it.
+        # A frame whose head is complete and whose payload is not: (first byte, mask, missing bytes), and its payload so far.
         self._frame_head: tuple[int, bytes, int] = (0, b"", 0)
         self._frame: bytearray | None = None
         # A message of several frames: the opcode of the first, and the payloads. 0 if there is none.
@@ -158,7 +158,7 @@ class WebSocket(Core):
         self._out: list[bytes] = []
         self.queued_bytes = len(head)
         self._pong: bytes | None = None
-        #: What was given to be written last, and how much longer than others the network may take for it.
+        #: Bytes last given to be written, and how much longer than usual the network may take for them, in seconds.
         self._last_bytes = 0
         self.grace_s = 0.0
         self._heard = now
@@ -185,25 +185,25 @@ class WebSocket(Core):
             self._queue(FIN | BINARY, message)
 
     def ping(self, payload: bytes = b"") -> None:
-        """Queue a ping with up to ``CONTROL_BYTES``; nothing tells of the pong but that bytes come."""
+        """Queue a ping with up to ``CONTROL_BYTES``; the pong makes no event, it only counts as bytes received."""
         if self.state is _OPEN:
             self._queue(FIN | PING, payload[:CONTROL_BYTES])
 
     def close(self, code: int = CloseCode.NORMAL, reason: str = "") -> None:
-        """Queue a close frame, with as much of ``reason`` as fits. What comes until theirs is dropped.
+        """Queue a close frame, with as much of ``reason`` as fits. Messages that come before the other side's are dropped.
 
         Silent when either side has closed already.
         """
         if self.state is _OPEN:
             self._queue(FIN | CLOSE, close_payload(code, reason))
             self.move(State.CLOSING)
-            # Their close frame has still to be found, but nothing of a message is wanted any more.
+            # The other side's close frame is still awaited, but messages are not wanted any more.
             self._fragments = bytearray()
             if self._frame is not None and self._frame_head[0] & 0x0F < CLOSE:
                 self._frame = bytearray()
 
     def give_up(self, code: int, reason: str) -> None:
-        """Queue a close frame after a violation: nothing more is read, and theirs is not waited for."""
+        """Queue a close frame after a violation; read no more, and do not wait for the other side's close frame."""
         self.close(code, reason)
         if self.state is not _CLOSED:
             self.move(State.CLOSED)
@@ -242,7 +242,7 @@ class WebSocket(Core):
         return data
 
     def pause(self) -> None:
-        """The network takes nothing more for now. A long frame that it has begun to take has the time of a slow message."""
+        """The network takes nothing more for now. A long frame that is being written has the time of a slow message."""
         config = self._config
         late_s = (self._last_bytes - WRITE_BYTES) / config.max_message_bytes * config.message_timeout_s
         self.grace_s = min(max(late_s, 0.0), config.message_timeout_s)
@@ -252,7 +252,7 @@ class WebSocket(Core):
         self.grace_s = 0.0
 
     def progressed(self, now: float, *, read: bool = True) -> None:
-        """The network has taken what was written: the other side is there. ``read`` is whether what it sent was read."""
+        """The network has taken written bytes, so the other side is there. ``read`` says whether we read what it sent."""
         self._heard = now
         if not read and self._message_since is not None:
             self._message_since = now
@@ -289,11 +289,11 @@ class WebSocket(Core):
 
     @property
     def incoming_bytes(self) -> int:
-        """What is held of a message that is not complete."""
+        """Bytes held of an incomplete message."""
         return len(self._fragments) + (0 if self._frame is None else len(self._frame))
 
     def listen(self, now: float) -> None:
-        """Go on to read at ``now``, after :attr:`listening` was set to ``False``: what was not read counts for nothing."""
+        """Read again from ``now`` on, after :attr:`listening` was ``False``; the time without reading does not count."""
         self.listening = True
         self.progressed(now, read=False)
 
@@ -458,7 +458,7 @@ class WebSocket(Core):
         self._forget()
 
     def _forget(self) -> None:
-        """Nothing more is read: let go of what was."""
+        """Drop everything that was read and is not needed, since nothing more is read."""
         self._head = b""
         self._frame = None
         self._fragments = bytearray()
@@ -477,9 +477,9 @@ class WebSocket(Core):
         config = self._config
         if not self.listening:
             self.progressed(now, read=False)
-        # Our ping, and their pong, wait behind what the network has not taken yet.
+        # Our ping, and so the pong, waits behind bytes that the network has not taken yet.
         dead_after_s = config.dead_after_s + self.grace_s
-        # Compared as _due is computed: a difference may be rounded down, and then this would be due again at once for ever.
+        # The same sum as in _due: a difference may be rounded down, and the timeout would then be due again at once for ever.
         if now >= self._heard + dead_after_s:
             raise KeepaliveLost(now - self._heard)
         if now >= self._heard + config.ping_after_s and not self._pinged:

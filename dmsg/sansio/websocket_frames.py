@@ -12,7 +12,7 @@ from dmsg.sansio.errors import WebSocketViolation
 #: Longest payload of a control frame, in bytes, and the longest reason of a close in it.
 CONTROL_BYTES: Final = 125
 REASON_BYTES: Final = CONTROL_BYTES - 2
-#: From this length in bytes on, four table look-ups are faster than one long integer, or as fast.
+#: Length in bytes from which four table look-ups are at least as fast as one long integer.
 LONG_BYTES: Final = 2048
 #: A multiple of 4.
 _PIECE_BYTES: Final = 16 * 1024
@@ -40,13 +40,13 @@ class CloseCode(IntEnum):
     TOO_BIG = 1009
 
 
-#: Codes below 3000 that a close frame may carry: the ones that are registered and not for local use only.
+#: Codes below 3000 that a close frame may carry: those that are registered, and not only for local use.
 _SENDABLE: Final = frozenset((1000, 1001, 1002, 1003, 1007, 1008, 1009, 1010, 1011, 1012, 1013))
 
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """The other side closed: its ``code`` (``NO_STATUS`` if it gave none) and ``reason``, a text of theirs."""
+    """The other side closed, with ``code`` (``NO_STATUS`` if it gave none) and ``reason``, its own text."""
 
     code: int
     reason: str
@@ -64,7 +64,7 @@ def apply_mask(data: bytes | bytearray, mask: bytes) -> bytes:
 
 
 def mask_in_place(data: bytearray, mask: bytes) -> None:
-    """:func:`apply_mask` without a copy. Pieces keep what is allocated on the way small, and in a processor's cache."""
+    """:func:`apply_mask` without a copy. It works in pieces, so that temporary memory stays small and in the CPU's cache."""
     tables = [_XOR[key] for key in mask]
     for start in range(0, len(data), _PIECE_BYTES):
         end = start + _PIECE_BYTES
@@ -73,7 +73,7 @@ def mask_in_place(data: bytearray, mask: bytes) -> None:
 
 
 def frame_head(first: int, size: int, masked: int) -> bytes:
-    """What stands before the mask and the payload: ``first`` is FIN and the opcode, ``masked`` is ``MASKED`` or 0."""
+    """The bytes before the mask and the payload: ``first`` is FIN and the opcode, ``masked`` is ``MASKED`` or 0."""
     if size <= 125:
         return bytes((first, masked | size))
     if size <= 0xFFFF:
@@ -89,7 +89,7 @@ def close_payload(code: int, reason: str) -> bytes:
 
 
 def read_close(payload: bytes) -> Closed:
-    """What the payload of a close frame says, or ``WebSocketViolation``."""
+    """Code and reason in the payload of a close frame. Raises ``WebSocketViolation``."""
     if not payload:
         return Closed(CloseCode.NO_STATUS, "")
     code = int.from_bytes(payload[:2], "big")
@@ -99,7 +99,7 @@ def read_close(payload: bytes) -> Closed:
 
 
 def read_text(payload: bytes) -> str:
-    """The text of a message, or ``WebSocketViolation``."""
+    """The text of a message. Raises ``WebSocketViolation``."""
     try:
         return payload.decode("utf-8")
     except UnicodeDecodeError:

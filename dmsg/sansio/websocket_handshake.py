@@ -1,6 +1,6 @@
 """The opening handshake of WebSockets (RFC 6455, section 4): both sides of it, without HTTP around them.
 
-No extension and no subprotocol is offered or taken: compression would let a small message become a large one.
+No extension and no subprotocol is offered or accepted: compression would let a small message become a large one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dmsg.sansio.websocket import Role, WebSocket, WebSocketConfig
 
 #: Longest head of an answer, with the 1xx heads before it, in bytes.
 HEAD_BYTES: Final = 16 * 1024
-#: So much of the body of a refusal is kept, in bytes: it is a text for people.
+#: Bytes that are kept of the body of a refusal, which is a text for people.
 REFUSAL_BYTES: Final = 512
 _KEY_BYTES: Final = 16
 _GUID: Final = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
@@ -50,7 +50,7 @@ def _tokens(values: Sequence[bytes]) -> set[bytes]:
 def server_answer(headers: Mapping[bytes, Sequence[bytes]]) -> bytes:
     """The head that agrees to a request for a WebSocket. Raises ``WebSocketRefused``.
 
-    For a missing key or version status and text are those of the public RMB relay.
+    For a missing key or version, status and text are those of the public RMB relay.
     """
     keys = headers.get(b"sec-websocket-key", ())
     if not keys:
@@ -70,10 +70,10 @@ def server_answer(headers: Mapping[bytes, Sequence[bytes]]) -> bytes:
 
 
 class ClientHandshake(Core):
-    """A client's side, until the server has agreed. Its only event is the :class:`WebSocket` that goes on;
-    ``leftover`` is what came behind the server's answer.
+    """A client's side, until the server has agreed. Its only event is the :class:`WebSocket` that takes over;
+    ``leftover`` holds bytes that came behind the server's answer.
 
-    ``target`` is path and query, ``host`` what stands in the Host header. ``receive_data`` raises ``WebSocketRefused``,
+    ``target`` is path and query, ``host`` the value of the Host header. ``receive_data`` raises ``WebSocketRefused``,
     or ``RemoteProtocolError`` for an answer that is not HTTP or has a head over ``HEAD_BYTES``.
     """
 
@@ -144,7 +144,7 @@ class ClientHandshake(Core):
         return ()
 
     def refused(self) -> RemoteProtocolError:
-        """What the handshake failed with when the connection ends now."""
+        """The error of the handshake if the connection ends now."""
         if self._refusal:
             text = bytes(self._received[: self._body_bytes]).decode("utf-8", "replace")
             return WebSocketRefused(self._refusal, text)

@@ -8,34 +8,34 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T", bound=Hashable)
 
-#: Entries of the past that are kept at least, beside as many as there are keys, before all are cleared away at once.
+#: Stale entries that are kept, besides as many as there are keys, before all stale ones are cleared away at once.
 _PAST_ENTRIES = 64
 
 
 class Weights(Generic[T]):
-    """How much each key weighs, in whole units. A key that weighs nothing is none.
+    """The weight of each key, in whole units. A key of weight 0 is forgotten.
 
-    A change takes time in the logarithm of the number of keys, and so does the heaviest, amortised: a stranger decides how
-    many keys there are. :class:`~dmsg.sansio.tally.Tally` counts single things, and takes constant time.
+    A change, and finding the heaviest key, take logarithmic time in the number of keys (amortised), because a stranger decides
+    how many keys there are. :class:`~dmsg.sansio.tally.Tally` counts in steps of one, and takes constant time.
     """
 
     __slots__ = ("_changes", "_entries", "_heap", "total")
 
     def __init__(self) -> None:
-        #: What all weigh together.
+        #: The weight of all keys together.
         self.total = 0
         self._changes = 0
         self._entries: dict[T, tuple[int, int, T]] = {}
-        # Each change adds an entry; those it made stale stay until they are on top or too many.
+        # Each change adds an entry; the entry that it makes stale stays until it is on top or there are too many.
         self._heap: list[tuple[int, int, T]] = []
 
     def add(self, key: T, weight: int) -> None:
-        """Let ``key`` weigh ``weight`` more; less, for a negative one. ``ValueError`` when it would weigh less than nothing."""
+        """Add ``weight``, which may be negative, to that of ``key``. ``ValueError`` if the sum is less than 0."""
         after = self[key] + weight
         if after < 0:
             raise ValueError(f"{key!r} would weigh {after}")
         if not weight:
-            return  # it has weighed so for as long as before
+            return  # the key keeps its place among equals
         self.total += weight
         if not after:
             self._entries.pop(key, None)
@@ -48,7 +48,7 @@ class Weights(Generic[T]):
             heapify(self._heap)
 
     def largest(self) -> T:
-        """The key that weighs most; of equals the one that has weighed so for longest. ``KeyError`` when there is none."""
+        """The heaviest key, among equals the one that has had this weight for longest. ``KeyError`` when there is none."""
         if not self._entries:
             raise KeyError
         while self._entries.get(self._heap[0][2]) is not self._heap[0]:
