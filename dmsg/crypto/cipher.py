@@ -29,7 +29,7 @@ class CipherState:
         return self._encrypt(nonce(number), plaintext, associated)
 
     def open(self, associated: bytes, sealed: bytes | memoryview) -> bytes:
-        """What was sealed under the next nonce. Raises ``CryptoError``; the channel is then dead."""
+        """The plaintext of data sealed under the next nonce. Raises ``CryptoError``; the channel is then dead."""
         number = self.nonce
         if number >= NONCE_LIMIT:
             raise NonceExhausted("the nonces of this transport are used up")
@@ -41,7 +41,7 @@ class CipherState:
         return plaintext
 
     def rekey(self) -> None:
-        """Go on with the next key: Noise's REKEY. It cannot be turned back; the counter goes on."""
+        """Change to the next key: Noise's REKEY, which nobody can reverse. The counter goes on."""
         self._encrypt, self._decrypt = pair(next_key(self._encrypt), self._cipher)
 
     def erase(self) -> None:

@@ -1,4 +1,4 @@
-"""Signatures of ed25519 (RFC 8032): for parties whose account is such a key, and for relays that know each other. Pure."""
+"""Signatures of ed25519 (RFC 8032), for parties whose account is an ed25519 key, and for relays that know each other. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dmsg.crypto.errors import InvalidKey, InvalidSignature
 
 PUBLIC_KEY_BYTES: Final = 32
 SEED_BYTES: Final = 32
-#: Points of small order, without the bit of the sign, in every way they can be written: anyone can sign for these.
+#: Points of small order in all their encodings, without the sign bit: anyone can sign for these.
 _WEAK_KEYS: Final = frozenset(
     map(
         bytes.fromhex,
@@ -30,7 +30,7 @@ _WEAK_KEYS: Final = frozenset(
 
 
 class SigningKey:
-    """An ed25519 key, of its seed of 32 bytes. ``public_key`` is 32 bytes."""
+    """An ed25519 key, made from a seed of 32 bytes. ``public_key`` is 32 bytes."""
 
     __slots__ = ("_key", "public_key")
 
@@ -45,18 +45,18 @@ class SigningKey:
         return f"<SigningKey of {self.public_key.hex()}>"
 
     def sign(self, message: bytes) -> bytes:
-        """The signature of 64 bytes, the same each time. As RFC 8032 has it, not a form of :ref:`spec-entry-signature`."""
+        """The signature of RFC 8032: 64 bytes, the same each time. It is not a form of :ref:`spec-entry-signature`."""
         return self._key.sign(message)
 
 
-#: What is checked is mostly of the same parties. A key takes some 300 bytes.
+#: Most signatures come from the same few parties. A cached key takes some 300 bytes.
 _public_key = lru_cache(maxsize=1024)(Ed25519PublicKey.from_public_bytes)
 
 
 def verify(public_key: bytes, message: bytes, signature: bytes) -> None:
     """Raise :class:`~dmsg.crypto.errors.InvalidSignature` unless ``public_key`` (32 bytes) signed ``message``.
 
-    Keys of small order have signed nothing: signatures that fit them can be made without a secret.
+    Keys of small order are always refused: anyone can make signatures for them without a secret.
     """
     try:
         if public_key[:31] + bytes((public_key[31] & 0x7F,)) in _WEAK_KEYS:

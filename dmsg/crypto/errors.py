@@ -1,4 +1,4 @@
-"""What is wrong with a key, a signature, a key file or a sealed message."""
+"""Errors of keys, signatures, key files and sealed messages."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ class InvalidKey(DmsgError, ValueError):
 
 
 class InvalidSignature(DmsgError, ValueError):
-    """A signature that is malformed, not in the canonical (low s) form, or not made by the key it is held against."""
+    """A signature that is malformed, not in the canonical (low s) form, or not made by the expected key."""
 
 
 class KeyFileError(DmsgError):
     """A key file that cannot be used: missing, malformed, of another owner, readable by group or world, in a directory
-    where others may write, or already there on creation. ``problem`` says how to mend it.
+    where others may write, or already there on creation. ``problem`` says how to fix it.
     """
 
     def __init__(self, path: str, problem: str) -> None:

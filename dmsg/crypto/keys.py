@@ -1,6 +1,6 @@
 """Identity: secp256k1 keys, recoverable signatures, key files.
 
-:ref:`spec-diffie-hellman`, :ref:`spec-entry-signature`. The only module that touches coincurve; what is malformed
+:ref:`spec-diffie-hellman`, :ref:`spec-entry-signature`. The only module that touches coincurve; malformed input
 raises :class:`~dmsg.crypto.errors.InvalidKey` or :class:`~dmsg.crypto.errors.InvalidSignature`.
 """
 
@@ -36,7 +36,7 @@ _SIZE: Final = ffi.typeof("size_t *")
 
 
 def _parse(raw: bytes) -> Any:
-    """A point in any SEC1 form as the library wants it. Raises ``InvalidKey``."""
+    """The library's object for a point in any SEC1 form. Raises ``InvalidKey``."""
     parsed = ffi.new(_PARSED)
     if not lib.secp256k1_ec_pubkey_parse(_CONTEXT, parsed, raw, len(raw)):
         raise InvalidKey("a public key is a point of the curve")
@@ -69,9 +69,9 @@ class PublicKey:
 
     @classmethod
     def parse_unchecked(cls, text: str) -> PublicKey:
-        """As :meth:`parse`, without looking whether the point is on the curve: that costs a square root, 6 µs.
+        """As :meth:`parse`, without checking that the point is on the curve: the check costs a square root, 6 µs.
 
-        For keys of which nothing is believed yet. ``InvalidKey`` unless ``text`` is 66 hex digits that begin with 02 or
+        For keys that are not trusted in any way yet. ``InvalidKey`` unless ``text`` is 66 hex digits that begin with 02 or
         03. Call :meth:`check_point` before the key is used or passed on.
         """
         if not isinstance(text, str) or len(text) != 2 * PUBLIC_KEY_BYTES or not text.isascii():
@@ -91,7 +91,7 @@ class PublicKey:
         return key
 
     def check_point(self) -> None:
-        """Raise ``InvalidKey`` unless this is a point of the curve: only news for :meth:`parse_unchecked`."""
+        """Raise ``InvalidKey`` unless this is a point of the curve. Only needed after :meth:`parse_unchecked`."""
         _parse(self.raw)
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -122,12 +122,12 @@ class PublicKey:
 
 
 class Point:
-    """A public key for several Diffie-Hellmans: only the first has to take its square root, 5 µs."""
+    """A public key for several Diffie-Hellmans: only the first one computes its square root, 5 µs."""
 
     __slots__ = ("_parsed", "raw")
 
     def __init__(self, raw: bytes) -> None:
-        """Take 33 bytes or raise ``InvalidKey``. Whether they are a point is seen when they are used."""
+        """Take 33 bytes or raise ``InvalidKey``. The first use checks that they are a point."""
         if len(raw) != PUBLIC_KEY_BYTES:
             raise InvalidKey("a public key is 33 bytes")
         self.raw = bytes(raw)
@@ -135,7 +135,7 @@ class Point:
 
     @property
     def parsed(self) -> Any:
-        """The point as the library wants it. Raises ``InvalidKey``."""
+        """The library's object for the point. Raises ``InvalidKey``."""
         if self._parsed is None:
             self._parsed = _parse(self.raw)
         return self._parsed
@@ -151,7 +151,7 @@ class SecretKey:
         if len(raw) != SECRET_KEY_BYTES:
             raise InvalidKey("a secret key is 32 bytes")
         self._raw = raw = bytes(raw)
-        # coincurve's PrivateKey calculates the public key twice: as long as half a Diffie-Hellman, for each handshake.
+        # coincurve's PrivateKey computes the public key twice, which would cost each handshake half a Diffie-Hellman.
         self._signer: coincurve.PrivateKey | None = None
         point, public, size = ffi.new(_PARSED), ffi.new(_33_BYTES), ffi.new(_SIZE, PUBLIC_KEY_BYTES)
         if not lib.secp256k1_ec_pubkey_create(_CONTEXT, point, raw):
@@ -161,7 +161,7 @@ class SecretKey:
 
     @classmethod
     def generate(cls, random: Random = os.urandom) -> SecretKey:
-        """A new key from ``random``; values out of range (chance 2^-127) are drawn again."""
+        """A new key from ``random``; a value out of range (probability 2^-127) is drawn again."""
         while True:
             try:
                 return cls(random(SECRET_KEY_BYTES))
@@ -195,7 +195,7 @@ class SecretKey:
     def sign(self, message: bytes, entropy: bytes = b"") -> bytes:
         """A 65-byte recoverable signature r ‖ s ‖ recovery id over SHA-256 of ``message``; s is always low.
 
-        The same message has the same signature; 32 bytes of ``entropy`` make it another one.
+        The same message gets the same signature; 32 bytes of ``entropy`` give a different one.
         """
         if self._signer is None:
             self._signer = coincurve.PrivateKey(self._raw)
@@ -207,7 +207,7 @@ class SecretKey:
 
 @functools.cache
 def _copy_x() -> Any:
-    """What libsecp256k1 calls with the shared point in place of a hash. The library would hash the compressed point."""
+    """The function that libsecp256k1 calls with the shared point. By default the library hashes the compressed point."""
 
     def copy_x(output: Any, x: Any, _y: Any, _data: Any) -> int:
         ffi.memmove(output, x, 32)
@@ -236,8 +236,8 @@ def recover(signature: bytes, message: bytes) -> PublicKey:
 def write_key_file(path: str | os.PathLike[str], key: SecretKey) -> None:
     """Create ``path`` (mode 0600, must not exist) with the key as 64 hex digits and a line end; fsynced.
 
-    Raises ``KeyFileError``, also for a directory where others may write, because :func:`read_key_file` refuses that;
-    nothing is left behind when writing fails.
+    Raises ``KeyFileError``, also for a directory where others may write, because :func:`read_key_file` refuses such
+    directories. A failed write leaves no file behind.
     """
     create_private(path, bytes(key).hex().encode() + b"\n")
 
@@ -245,7 +245,7 @@ def write_key_file(path: str | os.PathLike[str], key: SecretKey) -> None:
 def read_key_file(path: str | os.PathLike[str], *, owners: Collection[int] = ()) -> SecretKey:
     """Read a key file, or raise ``KeyFileError`` when it is missing, not a plain file, malformed, or open to others.
 
-    ``owners`` are uids that may own it beside this process's user and root: the one a role runs as later on.
+    ``owners`` are uids that may own it besides this process's user and root, such as the user that a role runs as later.
     """
     content = read_private(path, _KEY_FILE_LIMIT_BYTES, owners, made_by="dmsg keygen")
     try:

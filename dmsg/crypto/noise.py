@@ -27,9 +27,9 @@ Pattern = Literal["XK", "KK"]
 #: Body sizes of the XK messages with empty payloads.
 XK_MESSAGE_BYTES: Final = (49, 49, 65)
 _DH_SUFFIX: Final = b"\x00"  # the shared secret is mixed in as 33 bytes: a SHA-256 and a zero
-_UNKNOWN: Final = Empty()  # how noiseprotocol says that there is no key yet
+_UNKNOWN: Final = Empty()  # noiseprotocol's value for "no key yet"
 _PATTERNS: Final[dict[Pattern, NoisePattern]] = {"XK": PatternXK(), "KK": PatternKK()}
-#: Where hash and chaining key begin.
+#: Initial values of hash and chaining key.
 _BEGINNINGS: Final = {
     pattern: sha256(f"Noise_{pattern}_Secp256k1_ChaChaPoly_SHA256".encode()).digest() for pattern in _PATTERNS
 }
@@ -37,7 +37,7 @@ _FAILURES: Final = (DoesNotOpen, InvalidKey, NoiseHandshakeError, NoiseValueErro
 
 
 class _KeyPair:
-    """A key pair in the shape noiseprotocol wants; the private half is a :class:`SecretKey`."""
+    """A key pair in the form that noiseprotocol expects; the private half is a :class:`SecretKey`."""
 
     __slots__ = ("private", "public", "public_bytes")
 
@@ -48,20 +48,20 @@ class _KeyPair:
 
     @classmethod
     def from_public_bytes(cls, public: bytes) -> _KeyPair:
-        """Take 33 bytes; whether they are a point is checked by the Diffie-Hellman that always follows."""
+        """Take 33 bytes; the Diffie-Hellman that always follows checks that they are a point."""
         return cls(None, Point(public))
 
 
 class KnownPeer:
-    """The static key of a peer, for several KK handshakes with our key ``ours``: what all of them calculate is kept.
+    """The static key of a peer, for several KK handshakes with our key ``ours``: caches the Diffie-Hellman of the two keys.
 
-    That is the Diffie-Hellman of the two static keys. It is as secret as our key, and is to go with it.
+    The cached value is as secret as our key, and must be erased with it.
     """
 
     __slots__ = ("ours", "pairs", "shared")
 
     def __init__(self, ours: SecretKey, theirs: bytes) -> None:
-        """Take the peer's key, 33 bytes, or raise ``InvalidKey``. Whether it is a point is seen by the first handshake."""
+        """Take the peer's key, 33 bytes, or raise ``InvalidKey``. The first handshake checks that it is a point."""
         self.ours = ours
         self.pairs = _KeyPair(ours, Point(ours.public_key.raw)), _KeyPair(None, Point(theirs))
         self.shared = b""  # until the first handshake needs it
@@ -71,14 +71,14 @@ class KnownPeer:
 
 
 class _Symmetric:
-    """All that noiseprotocol's interpreter of patterns calculates with: Noise's symmetric state, cipher state and DH.
+    """Noise's symmetric state, cipher state and DH, as noiseprotocol's interpreter of patterns uses them.
 
-    Instead of the five objects of the library, whose calls of each other take as long as what they calculate.
+    It replaces five objects of the library, whose calls of each other take as long as the computation itself.
     """
 
     __slots__ = ("_known", "_random", "_sealed", "ck", "h", "k")
 
-    # As NoiseProtocol has them.
+    # The same attributes as in NoiseProtocol.
     is_psk_handshake = False
     keypair_class = _KeyPair
     #: :ref:`spec-diffie-hellman`.
@@ -87,22 +87,22 @@ class _Symmetric:
     def __init__(self, beginning: bytes, random: Random, known: KnownPeer | None) -> None:
         self.ck = self.h = beginning
         self.k = b""
-        self._sealed = 0  # with k
+        self._sealed = 0  # messages sealed with k
         self._random = random
         self._known = known
 
     @property
     def dh_fn(self) -> _Symmetric:
-        """What calculates Diffie-Hellmans."""
+        """The object that computes Diffie-Hellmans."""
         return self
 
     @property
     def cipher_state_handshake(self) -> _Symmetric:
-        """What says whether there is a key."""
+        """The object that knows whether there is a key."""
         return self
 
     def has_key(self) -> bool:
-        """Whether what is sent is encrypted by now."""
+        """Whether messages are encrypted by now."""
         return bool(self.k)
 
     def generate_keypair(self) -> _KeyPair:
@@ -120,12 +120,12 @@ class _Symmetric:
         return known.shared
 
     def mix_key(self, material: bytes) -> None:
-        """MixKey: another chaining key, and another key for what is sealed next."""
+        """MixKey: a new chaining key, and a new key for sealing."""
         self.ck, self.k = _hkdf(self.ck, material)
         self._sealed = 0
 
     def mix_hash(self, data: bytes) -> None:
-        """MixHash: bind everything that follows to ``data``."""
+        """MixHash: bind all later messages to ``data``."""
         self.h = sha256(self.h + data).digest()
 
     def encrypt_and_hash(self, plaintext: bytes) -> bytes:
@@ -143,7 +143,7 @@ class _Symmetric:
         return plaintext
 
     def split(self) -> tuple[bytes, bytes]:
-        """Split: the keys of both directions, the initiator's first by the book."""
+        """Split: the keys of both directions, the initiator's first as in the Noise specification."""
         return _hkdf(self.ck, b"")
 
 
@@ -160,9 +160,9 @@ def hmac_sha256(key: bytes, data: bytes) -> bytes:
 
 
 def _hkdf(chaining_key: bytes, material: bytes) -> tuple[bytes, bytes]:
-    """HKDF with two outputs, all that XK and KK ever ask for.
+    """HKDF with two outputs, the only form that XK and KK use.
 
-    Written out, because ``hmac`` and the HKDF of cryptography take 4 µs longer for each of the five of a handshake.
+    Written out, because ``hmac`` and the HKDF of cryptography take 4 µs longer for each of the five HKDFs of a handshake.
     """
     inner = sha256(chaining_key.translate(_INNER) + _INNER_REST + material).digest()
     temporary = sha256(chaining_key.translate(_OUTER) + _OUTER_REST + inner).digest()
@@ -173,7 +173,7 @@ def _hkdf(chaining_key: bytes, material: bytes) -> tuple[bytes, bytes]:
 
 @dataclass(frozen=True, slots=True)
 class HandshakeResult:
-    """What a finished handshake leaves: a 32-byte key for each direction, the channel binding, and who the peer is."""
+    """The result of a handshake: a 32-byte key for each direction, the channel binding, and the peer's static key."""
 
     send_key: bytes
     receive_key: bytes
@@ -203,7 +203,7 @@ class NoiseHandshake:
         prologue: bytes = b"",
         random: Random = os.urandom,
     ) -> None:
-        """Begin. Only the responder of XK does not know ``remote_static``; a :class:`KnownPeer` is one of ``static``."""
+        """Begin. All but the responder of XK give ``remote_static``; a :class:`KnownPeer` must be made with ``static``."""
         known = None
         theirs: Any = _UNKNOWN
         if isinstance(remote_static, KnownPeer):
@@ -233,12 +233,12 @@ class NoiseHandshake:
         self.result: HandshakeResult | None = None
 
     def write_message(self, payload: bytes = b"") -> bytes:
-        """The next message, carrying ``payload``. Raises ``CryptoError`` when the peer's key is no point."""
+        """The next message, carrying ``payload``. Raises ``CryptoError`` when the peer's key is not a point."""
         self._take_turn(writing=True)
         return self._step(self._state.write_message, payload, "cannot be made")
 
     def read_message(self, message: bytes) -> bytes:
-        """Take the peer's next message and give back its payload; raises ``CryptoError`` if it does not open."""
+        """Take the peer's next message and return its payload; raises ``CryptoError`` if it does not open."""
         self._take_turn(writing=False)
         return self._step(self._state.read_message, message, "does not open")
 

@@ -1,4 +1,4 @@
-"""Files with a secret: who owns one, who may read it, who may put another in its place; making and reading one."""
+"""Making and reading files with a secret, and checking who owns them, who may read them, and who may replace them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _ROOT = 0
 def create_private(path: str | os.PathLike[str], content: bytes) -> None:
     """Create the file ``path`` (mode 0600, must not exist) with ``content``; fsynced.
 
-    Raises ``KeyFileError``, also for a directory where others may write, because :func:`read_private` refuses that;
-    nothing is left behind when writing fails.
+    Raises ``KeyFileError``, also for a directory where others may write, because :func:`read_private` refuses such
+    directories. A failed write leaves no file behind.
     """
     name = os.fspath(path)
     try:
@@ -48,7 +48,7 @@ def read_private(
     """At most the first ``limit_bytes`` of the file ``path``.
 
     Raises ``KeyFileError`` when it is missing, not a plain file, or not private: see :func:`why_not_private`. ``made_by``
-    is the command that makes one, for who is told that it is missing.
+    is the command that makes such a file, for the message that it is missing.
     """
     name = os.fspath(path)
     try:
@@ -71,7 +71,7 @@ def read_private(
 
 
 def _problem(error: OSError | ValueError, otherwise: str) -> str:
-    """Why no path leads to a file: ``ValueError`` is what Python has for one with a character that no path may have."""
+    """Why a path leads to no file: Python raises ``ValueError`` for a path with a character that no path may have."""
     if isinstance(error, OSError):
         return error.strerror or otherwise
     what = "one that the file system cannot write" if isinstance(error, UnicodeError) else "a null character"
@@ -79,11 +79,11 @@ def _problem(error: OSError | ValueError, otherwise: str) -> str:
 
 
 def why_not_private(path: str, status: os.stat_result, owners: Collection[int] = ()) -> str:
-    """What speaks against the file at ``path``, whose ``status`` is that of the open file; "" if nothing does.
+    """The reason to refuse the file at ``path``, whose open file has ``status``; "" if there is none.
 
     Its owner must be this process's user, root, or one of ``owners`` (uids), and no other user may read it. The directory
-    that holds it, and the one that holds it if ``path`` is a link, must pass :func:`why_not_safe`. Directories further up
-    are not looked at: to have another file taken one has to put one there that passes all of this. Raises ``OSError``.
+    of ``path``, and the directory of the file itself if ``path`` is a link, must pass :func:`why_not_safe`. Directories
+    further up are not checked: an attacker there would have to supply a file that passes all of this. Raises ``OSError``.
     """
     trusted = {os.geteuid(), _ROOT, *owners}
     if status.st_uid not in trusted:
@@ -99,11 +99,11 @@ def why_not_private(path: str, status: os.stat_result, owners: Collection[int] =
 
 
 def why_not_safe(directory: str, owners: Collection[int] = ()) -> str:
-    """What speaks against keeping a secret in ``directory``; "" if nothing does. Raises ``OSError``.
+    """The reason not to keep a secret in ``directory``; "" if there is none. Raises ``OSError``.
 
-    Others who may write there may replace what is in it. A sticky directory (``/tmp``, and what container platforms mount
-    secrets as) is no such one, because only the owner of a file may rename or remove it there. Neither is one whose group
-    is its user's own, as systems with a umask of 002 make them.
+    Others who may write there may replace its files. A sticky directory (``/tmp``, and the directories in which container
+    platforms mount secrets) is safe, because only the owner of a file may rename or remove it there. So is a directory that is
+    writable for its user's own group, as systems with a umask of 002 make them.
     """
     status = os.stat(directory or ".")
     mode = stat.S_IMODE(status.st_mode)
@@ -117,7 +117,7 @@ def why_not_safe(directory: str, owners: Collection[int] = ()) -> str:
 
 
 def _is_own_group(gid: int, uid: int) -> bool:
-    """Whether a group has the name of the user and no other member."""
+    """Whether the group has the same name as the user, and no other member."""
     try:
         group, user = grp.getgrgid(gid), pwd.getpwuid(uid)
     except KeyError:
