@@ -1,7 +1,7 @@
-"""HTTP requests to servers that are not believed: the owner of treq, which installs the reactor when imported.
+"""HTTP requests to servers that are not trusted: the owner of treq, which installs the reactor when imported.
 
-Every call has one time limit, the body included, and bodies are cut off at their limit while they come in. Heads are,
-too, on the connections of :meth:`HttpCaller.connect` (:mod:`dmsg.http.heads`).
+Every call has one timeout, which includes the body. A body is cut off at its limit while it comes in; so is a head, on the
+connections of :meth:`HttpCaller.connect` (:mod:`dmsg.http.heads`).
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ T = TypeVar("T")
 
 #: How long one call may take in all, in seconds.
 CALL_TIMEOUT_S: Final = 10.0
-#: Connections kept open to one host, and for how long without use, in seconds: less than a server's idle time.
+#: Connections kept open to one host, and how long without use, in seconds: less than a server's idle timeout.
 POOL_CONNECTIONS: Final = 4
 POOL_IDLE_S: Final = 30.0
-#: Connections kept open to all hosts together: strangers may say which hosts there are, and each has a descriptor.
+#: Connections kept open to all hosts together, because strangers may name the hosts, and each connection has a descriptor.
 POOL_CONNECTIONS_IN_ALL: Final = 256
-#: Longest body of an answer that is not 200: it is read for its text only.
+#: Longest body of an answer that is not 200, which is read for its text only.
 REFUSAL_LIMIT_BYTES: Final = 64 * 1024
 
 
@@ -47,7 +47,7 @@ class _Body(Protocol):
     def __init__(self, limit_bytes: int) -> None:
         self.done: Deferred[bytes] = Deferred(lambda _: self._abort())
         self._room = limit_bytes
-        # Not a list of pieces: a server may send them as small as it likes, and each would be an object of its own.
+        # Not a list of pieces: a server may send very small ones, and each would be an object of its own.
         self._received = bytearray()
 
     def _abort(self) -> None:
@@ -73,7 +73,7 @@ class _Body(Protocol):
 
 
 class _Pool(HTTPConnectionPool):
-    """Keeps so many connections in all: of more, the one that was not used for longest is closed. Forgets hosts, too."""
+    """Limits the connections kept in all: beyond the limit, the least recently used one is closed. Forgets hosts, too."""
 
     def __init__(self, reactor: Any, per_host: int) -> None:
         super().__init__(reactor, persistent=True)  # type: ignore[no-untyped-call]
@@ -104,7 +104,7 @@ class _Pool(HTTPConnectionPool):
 
 @implementer(IAgent)
 class _PlainAgent:
-    """Neither asks for compressed answers nor takes them: a few bytes could become very many."""
+    """Neither asks for compressed answers nor accepts them, because a few bytes could become very many."""
 
     def __init__(self, agent: IAgent) -> None:
         self._agent = agent
@@ -151,7 +151,7 @@ class HttpCaller:
         connect_timeout_s: float | None = None,
         connections: int = POOL_CONNECTIONS,
     ) -> HttpCaller:
-        """One with an agent and a pool of connections of its own, which :meth:`close` ends.
+        """A caller with an agent and a connection pool of its own, which :meth:`close` closes.
 
         Connecting may take ``connect_timeout_s`` of the time of a call; ``connections`` to one host are kept open, and
         :data:`POOL_CONNECTIONS_IN_ALL` to all.
@@ -197,7 +197,7 @@ class HttpCaller:
         return await self._within(exchange())
 
     def _within(self, work: Coroutine[Any, Any, T]) -> Deferred[T]:
-        """``work`` within the time limit. (Twisted's HTTP client gives its own names to being cancelled.)"""
+        """``work`` within the timeout. (Twisted's HTTP client has errors of its own for a cancelled request.)"""
         running: Deferred[Any] = Deferred.fromCoroutine(work)
 
         def stop(error: Exception) -> None:
@@ -224,9 +224,9 @@ class HttpCaller:
 
 
 def _translate(error: BaseException | None) -> NoAnswer:
-    """What a failed call raises: our own reason for losing the connection, if Twisted's ``error`` is a wrapper of one.
+    """The error of a failed call: our own reason for losing the connection, if Twisted's ``error`` wraps one.
 
-    Otherwise, connecting, TLS, HTTP: whatever the libraries call it, there is no answer.
+    Any other error, of connecting, TLS or HTTP, also means that there is no answer.
     """
     reasons = [reason.value for reason in getattr(error, "reasons", None) or [] if isinstance(reason, Failure)]
     for reason in reasons:

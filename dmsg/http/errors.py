@@ -1,4 +1,4 @@
-"""What HTTP servers and strangers' JSON can get wrong; the slices above translate it into their own errors. Pure."""
+"""Errors of HTTP servers and of strangers' JSON, which the packages above translate into their own errors. Pure."""
 
 from __future__ import annotations
 
@@ -10,4 +10,4 @@ class NoAnswer(DmsgError):
 
 
 class MalformedJson(DmsgError):
-    """A text that is not the JSON that was expected: too long, nested too deep, or not JSON at all."""
+    """A text that is not the expected JSON: too long, nested too deep, or not JSON at all."""

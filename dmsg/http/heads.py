@@ -1,7 +1,7 @@
 """A limit for the heads of HTTP answers, which Twisted's client reads for as long as a server sends them.
 
-Its parser keeps every header and every folded line, and skips any number of 1xx answers with a line in the log for each
-one. Here the bytes are counted before it gets them.
+Twisted's parser keeps every header and every folded line, and skips any number of 1xx answers, logging a line for each.
+This module counts the bytes before the parser gets them.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from dmsg.http.errors import NoAnswer
 
 #: Longest head of an answer, with the 1xx heads before it.
 HEAD_LIMIT_BYTES: Final = 64 * 1024
-#: Most 1xx heads before an answer: there is hardly ever one, and each is a line in the log.
+#: Most 1xx heads before an answer. There is hardly ever one, and each writes a line to the log.
 INTERIM_LIMIT: Final = 16
 
-# Stricter than Twisted, which takes " +1_00" for a code: a head it skips must never count as the final one. The other
-# way round, a head that is not seen to be final only leaves the limit in force.
+# Stricter than Twisted, which accepts " +1_00" as a code: a head that Twisted skips must never count as the final one here.
+# The reverse does no harm: as long as no final head is seen, the limit stays in force.
 _FINAL: Final = re.compile(rb"HTTP/1\.[0-9] [2-5][0-9][0-9](?: |\Z)")
-#: So much of a line is kept, in bytes: what ``_FINAL`` looks at, and one more to tell its last "\r" from one within it.
+#: Bytes kept of a line: those that ``_FINAL`` needs, and one more to tell the last "\r" of a line from one within it.
 _KEPT_BYTES: Final = 14
 
 
 class HeadScanner:
     """Counts the bytes of one answer up to the end of its final head, which it finds where Twisted's parser does.
 
-    Lines end with a line feed, one carriage return before it does not count; the first is the status line, an empty one
-    ends the head. Pure, and of a fixed size, in whatever pieces the bytes come.
+    Lines end with a line feed; one carriage return before that is ignored. The first line is the status line, an empty line
+    ends the head. Pure, and of a fixed size in memory, in whatever pieces the bytes come.
     """
 
     def __init__(self, limit_bytes: int = HEAD_LIMIT_BYTES) -> None:
@@ -48,18 +48,18 @@ class HeadScanner:
 
     def restart(self) -> None:
         """The next bytes begin another answer."""
-        #: Whether the final head is over; what follows is body and not counted.
+        #: Whether the final head is over; the bytes behind it are the body and not counted.
         self.ended = False
         self._room = self._limit_bytes
         self._line = bytearray()
         self._in_status = True
         self._is_final = False
-        #: Why the limits have been passed; empty if they have not.
+        #: Which limit was exceeded; empty if none was.
         self.problem = ""
         self._interim = 0
 
     def feed(self, data: bytes) -> bool:
-        """Take the next bytes; ``False`` once a limit has been passed before the end of the final head."""
+        """Take the next bytes; ``False`` once a limit is exceeded before the end of the final head."""
         if self.ended or self.problem:
             return not self.problem
         data = data[: self._room + 1]  # the first byte over the limit decides
@@ -75,7 +75,7 @@ class HeadScanner:
                 self._line.clear()
         self._room -= position
         if self._room < 0:
-            self.ended = False  # if it ended, then with the byte over the limit
+            self.ended = False  # if the head ended, then only with the byte over the limit
             self.problem = f"the answer's head is longer than {self._limit_bytes} bytes"
         return not self.problem
 
@@ -84,7 +84,7 @@ class HeadScanner:
             self._in_status = False
             self._is_final = _FINAL.match(line) is not None
         elif not line:
-            self._in_status = True  # of the answer that follows, if this was a 1xx
+            self._in_status = True  # of the next answer, if this was a 1xx
             self.ended = self._is_final
             self._interim += not self._is_final
             if self._interim > INTERIM_LIMIT:
@@ -102,8 +102,8 @@ class _HeadLimiter(ProtocolWrapper):
         self._refusal: Failure | None = None
 
     def _sending(self) -> None:
-        # Nothing is pipelined: what is sent after an answer's head is the next request. (Or the rest of a request whose
-        # answer came early; then the limit holds for some of the body, too, which does no harm.)
+        # Nothing is pipelined: bytes sent after an answer's head are the next request. (Or the rest of a request whose
+        # answer came early; then the limit also covers some of the body, which does no harm.)
         if self._head.ended:
             self._head.restart()
 
@@ -116,7 +116,7 @@ class _HeadLimiter(ProtocolWrapper):
         ProtocolWrapper.writeSequence(self, data)
 
     def loseConnection(self) -> None:
-        """End the connection now: TLS would first wait for the other side to agree, and take what it sends till then."""
+        """End the connection now: TLS would first wait for the other side to agree, and accept its data until then."""
         self.disconnecting = 1
         self.transport.abortConnection()
 
@@ -142,7 +142,7 @@ class _HeadLimitedEndpoint:
     def connect(self, protocolFactory: IProtocolFactory) -> Deferred[IProtocol]:
         """Connect; fires with the protocol of ``protocolFactory``, which is what a pool keeps."""
         wrapped: Any = protocolFactory
-        wrapped.noisy = False  # or the program's log has two lines of it for each connection
+        wrapped.noisy = False  # or it writes two lines to the program's log for each connection
         factory: Any = WrappingFactory(wrapped)
         factory.protocol = _HeadLimiter
         factory.noisy = False
@@ -154,8 +154,8 @@ class _HeadLimitedEndpoint:
 class HeadLimitedEndpoints:
     """Connections for ``Agent.usingEndpointFactory``: like its own, but no head is longer than ``HEAD_LIMIT_BYTES``.
 
-    A longer one ends the connection with a ``NoAnswer`` as the reason. Connecting may take ``timeout_s``
-    seconds on ``reactor``; ``policy`` says which certificates are good.
+    A longer head ends the connection with a ``NoAnswer`` as the reason. Connecting may take ``timeout_s``
+    seconds on ``reactor``; ``policy`` says which certificates are valid.
     """
 
     def __init__(self, reactor: Any, *, timeout_s: float, policy: IPolicyForHTTPS | None = None) -> None:

@@ -1,7 +1,7 @@
-"""Strict JSON: reading what strangers send, and writing what Go would have written. Pure.
+"""Strict JSON: reading texts of strangers, and writing texts as Go writes them. Pure.
 
-Signatures cover a text (:ref:`spec-canonical-json`), so both directions must be exact: a reader that is strict about
-what it takes, and string quoting that follows Go's ``encoding/json`` to the byte.
+Signatures cover a text (:ref:`spec-canonical-json`), so both directions must be exact: the reader accepts strict JSON only,
+and strings are quoted byte for byte like Go's ``encoding/json``.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import Any, Final
 
 from dmsg.http.errors import MalformedJson
 
-#: Deepest nesting of arrays and objects; an entry needs 3, a list of entries 4. More only serves to exhaust a stack.
+#: Deepest nesting of arrays and objects. An entry needs 3 levels, a list of entries 4; more can only exhaust a stack.
 DEPTH_LIMIT: Final = 16
-#: Longest number, in characters, that is read as one: "-9223372036854775808" has 20. Longer ones are never in range.
+#: Longest number in characters: "-9223372036854775808" has 20. Longer numbers are never in range.
 _NUMBER_LIMIT: Final = 20
-#: How much of a list is looked at for its next element at first, in characters: most elements are much shorter.
+#: Characters of a list that are searched first for its next element: most elements are much shorter.
 _WINDOW: Final = 2048
 _SPACE: Final = re.compile(r"[ \t\n\r]*")
 
-# A string without escapes, closed or cut off by the end of the text, or one bracket. Whatever the star stops at is
-# matched by what follows it, so there is no backtracking and the scan is linear in the size of the text. And the star is
-# over one class: over a group it would keep a record of each round, 100 bytes for each character of a string.
+# A string without escapes, closed or cut off by the end of the text, or one bracket. The pattern behind the star matches
+# wherever the star stops, so there is no backtracking and the scan takes linear time. The star repeats a single class: with a
+# group it would keep a record of each round, 100 bytes for each character of a string.
 _STRING_OR_BRACKET: Final = re.compile(r'"[^"]*(?:"|\Z)|[\[\]{}]')
 
 _PLAIN: Final = re.compile(r"[ !#-%'-;=?-\[\]-~]*\Z")
@@ -32,7 +32,7 @@ _SHORT: Final = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n"
 
 
 class _NotAnInteger:
-    """Stands for a number too long to be one of ours; fails every type check, is fine in members that are not read."""
+    """Stands for a number that is too long; fails every type check, but does no harm in members that are not read."""
 
 
 def _integer(text: str) -> Any:
@@ -56,8 +56,8 @@ _decoder: Final = json.JSONDecoder(object_pairs_hook=_object, parse_int=_integer
 def _check_depth(text: str) -> None:
     if text.count("[") + text.count("{") <= DEPTH_LIMIT:
         return
-    # Quotes that are escaped end no string. Backslashes go first, in pairs from the left, so that one that is left over
-    # is one that escapes; outside of strings there are none in JSON.
+    # Escaped quotes end no string. Remove pairs of backslashes first, from the left, so that each backslash left over
+    # escapes a character. JSON has no backslashes outside of strings.
     text = text.replace("\\\\", "").replace('\\"', "")
     depth = 0
     for match in _STRING_OR_BRACKET.finditer(text):
@@ -89,11 +89,11 @@ def decode(data: bytes, limit_bytes: int) -> Any:
 
 
 def elements(data: bytes, limit_bytes: int, element_limit: int) -> Iterator[Any]:
-    """The elements of a JSON list of at most ``limit_bytes``, one by one: what is not asked for is not read.
+    """The elements of a JSON list of at most ``limit_bytes``, one by one: elements are read only when asked for.
 
     ``null`` is a list without elements, as in Go. Raises :class:`~dmsg.http.errors.MalformedJson` as :func:`decode` does,
-    for what is no list, and for an element of more than ``element_limit`` characters; but only where it gets to it.
-    Reading one element takes time for at most ``element_limit`` characters.
+    and also for a text that is no list and for an element of more than ``element_limit`` characters, when it reaches the
+    fault. Reading one element takes time for at most ``element_limit`` characters.
     """
     if len(data) > limit_bytes:
         raise MalformedJson(f"longer than {limit_bytes} bytes")
@@ -126,7 +126,7 @@ def _skip_space(text: str, at: int) -> int:
 
 
 def _element(text: str, at: int, limit: int) -> tuple[Any, int]:
-    """The JSON value at ``at`` and where it ends; ``limit`` characters are looked at if a few are not enough."""
+    """The JSON value at ``at`` and where it ends; reads up to ``limit`` characters if the first few are not enough."""
     try:
         return _value_in(text, at, min(_WINDOW, limit))
     except MalformedJson:
@@ -151,9 +151,9 @@ def _escape(match: re.Match[str]) -> str:
 
 
 def quote(text: str) -> str:
-    """``text`` as Go writes it: ``<``, ``>``, ``&``, U+2028 and U+2029 escaped, everything else beyond ASCII raw.
+    """``text`` as Go writes it: ``<``, ``>``, ``&``, U+2028 and U+2029 escaped, all other non-ASCII characters raw.
 
-    Backspace and form feed get their short forms, as Go does since 1.22; entries of ours never contain either.
+    Backspace and form feed get their short forms, as in Go since 1.22; our entries never contain either.
     """
     if _PLAIN.match(text):
         return f'"{text}"'

@@ -1,9 +1,9 @@
 """Which open HTTP connection gives its place to a new one when all places are taken. Pure.
 
-The network that holds the most gives one up. A connection that is kept between two requests counts as four others, so a
-client that asks at once gets its answer. Of the network's connections the one goes that has been so longest. So strangers
-push out each other, whatever they do on their connections, and not a client whose request is on its way. New connections
-count no more than those being answered: a stranger chooses which of them his are, and an honest client does not.
+The network that holds the most gives a place up. A connection that is idle between two requests counts as four others, so a
+client that asks at once gets its answer. Of the network's connections, the one goes that has been in its standing for longest.
+So strangers displace each other, whatever they do on their connections, and not a client whose request is on its way. New
+connections count no more than those being answered, because a stranger can choose the standing of its connections.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ T = TypeVar("T", bound=Hashable)
 
 
 class Standing(IntEnum):
-    """What a connection is doing. Of networks with as many, one with the lowest gives one up."""
+    """What a connection is doing. Among networks that hold equally many, one with the lowest standing gives a place up."""
 
     #: Between two requests.
     IDLE = 0
-    #: No byte of its first request is there.
+    #: No byte of its first request has come.
     NEW = 1
     #: A request is coming in.
     RECEIVING = 2
@@ -110,7 +110,7 @@ class Places(Generic[T]):
         return self._held[item][1]
 
     def asks_nothing(self, item: T) -> bool:
-        """Whether no byte of a request of ``item``, which holds a place, is there."""
+        """Whether no byte of a request of ``item``, which holds a place, has come."""
         return self.standing(item) <= Standing.NEW
 
     def oldest_new(self) -> T | None:
@@ -118,9 +118,9 @@ class Places(Generic[T]):
         return self._queues[Standing.NEW].oldest_of_largest()
 
     def victim(self, network: str) -> T | None:
-        """Which holder makes room for a newcomer of ``network``; ``None`` to refuse the newcomer.
+        """The holder that makes room for a newcomer of ``network``; ``None`` to refuse the newcomer.
 
-        One that is being answered only goes if its network has more of those than the newcomer's has places at all.
+        A holder that is being answered goes only if its network has more of those than the newcomer's has places at all.
         """
         standing = max(Standing, key=lambda one: self._queues[one].largest * _WEIGHTS[one])
         queue = self._queues[standing]

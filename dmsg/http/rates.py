@@ -1,4 +1,4 @@
-"""How many requests a server answers: for one address, for all together, and for each network at the least. Pure."""
+"""The rates of requests that a server answers: for one address, for all together, and at least for each network. Pure."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ Rate = tuple["float | None", float]
 
 
 class SharedRate:
-    """Lets all addresses together have ``total``, and each network ``reserved`` in any case.
+    """Allows ``total`` to all addresses together, and ``reserved`` to each network in any case.
 
-    Whatever others take, a network (:func:`dmsg.address.network_group`) keeps its ``reserved`` rate: strangers who use
-    up ``total`` do not keep it out. At most ``capacity`` networks are remembered.
+    Strangers who use up ``total`` cannot keep a network (:func:`dmsg.address.network_group`) from its ``reserved`` rate. At
+    most ``capacity`` networks are remembered.
     """
 
     def __init__(self, total: Rate, reserved: Rate, capacity: int) -> None:
@@ -28,7 +28,7 @@ class SharedRate:
 
 
 class FairRate:
-    """Lets one address (:func:`dmsg.address.address_group`) have ``own``, as far as ``shared`` has room.
+    """Allows ``own`` to each address (:func:`dmsg.address.address_group`), as far as ``shared`` has room.
 
     At most ``capacity`` addresses are remembered.
     """

@@ -1,9 +1,9 @@
-"""What HTTP requests from strangers may cost: connections, header sizes, bodies and time.
+"""An HTTP server that limits the cost of strangers' requests: connections, header sizes, bodies and time.
 
-twisted.web on its own takes any body (a long one into a file), and its time-out starts anew at each byte. Here a body
-is refused as soon as it is known to be too long (by its ``Content-Length`` before the first byte, in chunks at the
-first byte over), a request has to be complete within a time counted from its first byte, and its answer taken within
-another. When all places are taken, connections of the network that holds the most make room, and bodies that are still
+twisted.web on its own accepts any body (a long one goes into a file), and its timeout starts anew at each byte. Here a body
+is refused as soon as it is known to be too long: by its ``Content-Length`` before the first byte, or in chunks at the
+first byte over. A request must be complete within a time counted from its first byte, and the client must take the answer
+within another. When all places are taken, connections of the network that holds the most make room, and bodies that are still
 coming in (:mod:`dmsg.http.places`).
 """
 
@@ -38,7 +38,7 @@ def message(text: str, status: int) -> bytes:
 
 
 class LongAnswer(Resource):
-    """Sends ``body`` piece by piece, as fast as the client takes it: however many read, it is in memory once.
+    """Sends ``body`` piece by piece, as fast as the client takes it; it is in memory once, however many clients read it.
 
     Status and headers must be set already.
     """
@@ -59,7 +59,7 @@ class LongAnswer(Resource):
 
 @implementer(IPullProducer)
 class _Pieces:
-    """Gives ``request`` the next piece of ``body`` whenever it wants one."""
+    """Gives ``request`` the next piece of ``body`` whenever ``request`` wants one."""
 
     def __init__(self, request: Any, body: bytes) -> None:
         self._request = request
@@ -86,7 +86,7 @@ class _Pieces:
 class LimitedRequest(Request):
     """A request whose body is bounded while it comes in."""
 
-    # Twisted's own annotations are of the classes these two are subclasses of.
+    # Twisted annotates these two with their base classes.
     channel: Any
     content: Any
     _refused = False
@@ -120,7 +120,7 @@ class LimitedRequest(Request):
         self.channel.refuse(head % (status, RESPONSES.get(status, b""), JSON_TYPE, len(body)) + body)
 
     def requestReceived(self, command: bytes, path: bytes, version: bytes) -> None:
-        """All of the request is there. What type its body is said to have counts for nothing: it is JSON or an error."""
+        """The whole request has come. The declared type of its body is ignored: the body is JSON or an error."""
         if not self._refused:
             self.channel.site.bodies_held.move(self, Standing.ANSWERING)
             # Twisted would read the type with the parser for e-mail, and then forms, which costs as much as a signature.
@@ -138,7 +138,7 @@ class LimitedRequest(Request):
             self.channel.site.body_done(self)
 
     def evict(self) -> None:
-        """Give the place of its body, which is still coming in, to another one: at once, and with the connection."""
+        """Give up the place of its body, which is still coming in, at once, and close the connection."""
         self._release()
         self.channel.evict()
 
@@ -165,7 +165,7 @@ class LimitedChannel(HTTPChannel):
     transport: Any
     _refused = False
     _deadline: Any = None
-    #: The call that goes on with what came behind a request.
+    #: The call that goes on with the bytes that came behind a request.
     _rest: Any = None
     #: The other side's host; "" for a connection over no network.
     address = ""
@@ -186,7 +186,7 @@ class LimitedChannel(HTTPChannel):
         if self.site.places.asks_nothing(self):
             self._now(Standing.RECEIVING, limits.request_timeout_s)
         super().dataReceived(data)  # type: ignore[no-untyped-call]
-        # What is left may be the beginning of the next request.
+        # The bytes left may be the beginning of the next request.
         begun = self._deadline is not None and bool(self.requests or self._buffer)
         if begun and self.site.places.asks_nothing(self):
             self._now(Standing.RECEIVING, limits.request_timeout_s)
@@ -207,7 +207,7 @@ class LimitedChannel(HTTPChannel):
         super().requestDone(request)  # type: ignore[no-untyped-call]
         goes_on = self.persistent and self._deadline is not None and not self.transport.disconnecting
         if goes_on and self._buffer and not self.paused:
-            # One request a turn: 64 KiB can hold 3,600, and would hold up all other connections for a third of a second.
+            # One request a turn: 64 KiB can hold 3,600, which would hold up all other connections for a third of a second.
             self.paused = True
             self._networkProducer.pauseProducing()
             self._rest = self.callLater(0, self._go_on)  # type: ignore[no-untyped-call]
@@ -220,7 +220,7 @@ class LimitedChannel(HTTPChannel):
         self.dataReceived(b"")
 
     def loseConnection(self) -> None:
-        """Close when what was written has left, and at the latest when the time for an answer is over."""
+        """Close when the written bytes have left, or at the latest when the time for an answer is over."""
         self._now(Standing.ANSWERING, self.site.limits.answer_timeout_s)
         super().loseConnection()  # type: ignore[no-untyped-call]
 
@@ -248,9 +248,9 @@ class LimitedChannel(HTTPChannel):
         self.site.leave(self, self.address)
 
     def hand_over(self, protocol: Any) -> bytes:
-        """Let ``protocol`` have the connection from now on; gives what has been read behind the request so far.
+        """Give the connection to ``protocol`` from now on; returns the bytes already read behind the request.
 
-        The request that asks for it is not answered, and the connection holds no place any more.
+        The request that asks for this is not answered, and the connection holds no place any more.
         """
         self._leave()
         self.transport.unregisterProducer()
@@ -259,7 +259,7 @@ class LimitedChannel(HTTPChannel):
         for request in self.requests:
             request.handed_over()
         self.requests.clear()
-        # Twisted's loop may hold more of this read: it comes as raw data. Later reads pass this object by if they can.
+        # Twisted's loop may hold more bytes of this read, which come as raw data. Later reads bypass this object if they can.
         self.rawDataReceived = self.dataReceived = protocol.dataReceived  # type: ignore[method-assign]
         self.connectionLost = protocol.connectionLost  # type: ignore[method-assign]
         if getattr(self.transport, "protocol", None) is self:
@@ -277,12 +277,12 @@ class LimitedChannel(HTTPChannel):
         """Leave the place to others."""
         self._leave()
         super().connectionLost(reason)  # type: ignore[no-untyped-call]
-        self._transferDecoder = None  # of half a body; it would hold this until the garbage collector comes
+        self._transferDecoder = None  # of half a body; it would keep this object alive until the garbage collector runs
 
 
 def _host_of(address: object) -> str:
     if isinstance(address, DmsgAddress):
-        return ""  # its host is a key, of which a stranger has as many as it wants
+        return ""  # the host is a key, and a stranger can have as many keys as it wants
     return str(getattr(address, "host", ""))
 
 
@@ -292,9 +292,9 @@ def client_host(request: Any) -> str:
 
 
 def ask_later(request: Any) -> None:
-    """Have the answer to ``request`` say that its address asks too often, and end the connection.
+    """Let the answer to ``request`` say that its address asks too often, and end the connection.
 
-    A new one takes who asks longer, and may have a rate, too.
+    Asking again over a new connection takes longer, and new connections may have a rate, too.
     """
     request.setHeader(b"retry-after", b"1")
     request.setHeader(b"connection", b"close")
@@ -304,7 +304,7 @@ def ask_later(request: Any) -> None:
 class LimitedSite(Site):
     """Serves ``resource`` within ``limits``. Writes no access log: the event log has a line for each request.
 
-    ``admit(host)`` is asked whether a new connection is taken: a flood of those that are not costs a sixth of the others.
+    ``admit(host)`` says whether to accept a new connection: refused connections cost a sixth of accepted ones.
     """
 
     protocol: Any = LimitedChannel
@@ -318,18 +318,18 @@ class LimitedSite(Site):
         limits: HttpLimits,
         admit: Callable[[str], bool] = lambda host: True,
     ) -> None:
-        # No timeout of Twisted's: the channel has its own, which write no line for each connection they end.
+        # No timeout of Twisted's: the channel has its own timeouts, which write no line for each connection they end.
         super().__init__(resource, timeout=None, reactor=reactor)  # type: ignore[no-untyped-call]
         self.limits = limits
         self._admit = admit
-        #: What the requests with a body are doing: the body comes in (``NEW``), or they are being answered.
+        #: The standing of requests with a body: the body comes in (``NEW``), or the request is being answered.
         self.bodies_held: Places[LimitedRequest] = Places()
-        #: Whether :meth:`drain` was called: each connection ends with the answer that is under way.
+        #: Whether :meth:`drain` was called: each connection then ends after the answer that is under way.
         self.draining = False
         self._emptied: Waiters[None] = Waiters()
         #: Connections that were closed to make room for others, and those that were refused.
         self.evicted = self.refused = 0
-        #: What the channels are doing.
+        #: The standing of the channels.
         self.places: Places[LimitedChannel] = Places()
         self._by_address: dict[str, OrderedDict[LimitedChannel, None]] = {}
 
@@ -374,7 +374,7 @@ class LimitedSite(Site):
         self._by_address.setdefault(address_group(host), OrderedDict())[channel] = None
 
     def leave(self, channel: LimitedChannel, host: str) -> None:
-        """``channel`` gives its place back; silent when it did already."""
+        """``channel`` gives its place back; silent when it has done so already."""
         self.places.discard(channel)
         if self.draining and not self.places:
             self._emptied.fire(None)
@@ -386,7 +386,7 @@ class LimitedSite(Site):
                 del self._by_address[address]
 
     def begin_body(self, request: LimitedRequest, host: str) -> bool:
-        """Whether there is a place for the body of ``request`` from ``host``: of too many, one that is coming in goes."""
+        """Whether the body of ``request`` from ``host`` has a place; if all are taken, a body that is coming in makes room."""
         if self.bodies >= self.limits.concurrent_bodies:
             victim = self.bodies_held.oldest_new()
             if victim is None:
@@ -401,9 +401,9 @@ class LimitedSite(Site):
         self.bodies_held.discard(request)
 
     async def drain(self, limit_s: float, clock: IReactorTime) -> None:
-        """Close connections that ask nothing, and each other one when its request is answered; after ``limit_s``, all.
+        """Close idle connections at once, the others when their request is answered, and all of them after ``limit_s``.
 
-        Call it when no new connections come any more. When it returns there is none, so no request comes after it.
+        Call it when no new connections come any more. When it returns, none is left, so no request comes after it.
         """
         self.draining = True
         for channel in list(self.places):
