@@ -1,7 +1,7 @@
-"""Files of whole zstd frames, each holding whole lines: how they are made, looked through and read. Owner of zstandard.
+"""Makes, checks and reads files of whole zstd frames, each of which holds whole lines. Owner of zstandard.
 
-A frame is closed: what was written of a file before its writer died is readable up to the end of its last whole frame,
-and every frame carries a checksum of its content.
+Frames are independent: after its writer died, a file is readable up to the end of its last whole frame. Every frame carries
+a checksum of its content.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ from typing import Final
 
 import zstandard
 
-#: What the writer of the event log packs with: 1 µs a line; the next levels cost twice as much for a few per cent.
+#: Level at which the event log is packed: 1 µs a line; the next levels cost twice as much and gain a few per cent.
 LEVEL: Final = 3
-#: Bytes decoded in one go: 4 KiB can become 128 MiB at the very most, and do so only in a file made for it.
+#: Bytes decoded in one go: 4 KiB can become 128 MiB at most, and only in a file made for that.
 PIECE_BYTES: Final = 4096
-#: A line longer than this is none of an event log.
+#: Longest line in bytes: a longer one is not from an event log.
 LINE_LIMIT_BYTES: Final = 16 * 1024 * 1024
-#: Text for each byte of a file: the densest logs, a storm of refusals that differ in number and time alone, have 100.
+#: Most bytes of text for each byte of a file. The densest logs, floods of refusals that differ only in number and time,
+#: have 100.
 RATIO_LIMIT: Final = 250
-#: Text of a file: more than 64 MiB, after which a new one is begun, become of any log.
+#: Most bytes of text in a file. No log has more before its file has 64 MiB and a new one begins.
 TEXT_LIMIT_BYTES: Final = 8 * 1024**3
 _READ_BYTES: Final = 64 * 1024
 
@@ -32,19 +33,19 @@ class Compressor:
         self._compressor = zstandard.ZstdCompressor(level=LEVEL, write_checksum=True, write_content_size=True)
 
     def frame(self, data: bytes) -> bytes:
-        """``data`` as one whole frame."""
+        """``data`` packed as one whole frame."""
         return self._compressor.compress(data)
 
 
 class FrameReader:
-    """Decodes a file piece by piece and knows how much of it is whole. A hostile one costs at most 128 MiB of memory, and
+    """Decodes a file piece by piece and knows how much of it is whole. A hostile file costs at most 128 MiB of memory, and
     is read until it unpacks to more than :data:`TEXT_LIMIT_BYTES`, or :data:`RATIO_LIMIT` for ``size_bytes``, allow.
 
-    Nothing is raised: after ``problem`` (a short text for people) further bytes are of no interest.
+    Raises nothing: once ``problem`` (a short text for people) is set, further bytes are ignored.
     """
 
     def __init__(self, size_bytes: int | None = None) -> None:
-        """``size_bytes`` is what the file has as a whole, if that is known."""
+        """``size_bytes`` is the size of the whole file, if that is known."""
         self._text_left = TEXT_LIMIT_BYTES if size_bytes is None else min(size_bytes * RATIO_LIMIT, TEXT_LIMIT_BYTES)
         #: Lines in whole frames so far.
         self.lines = 0
@@ -59,12 +60,12 @@ class FrameReader:
         self._offset = 0
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Take the next bytes of the file; gives what they decode to, in pieces. Runs only as far as it is consumed."""
+        """Take the next bytes of the file and yield their text in pieces. Runs only as far as it is consumed."""
         for start in range(0, len(data), PIECE_BYTES):
             yield from self._feed(data[start : start + PIECE_BYTES])
 
     def finish(self) -> str:
-        """What is wrong with the file if this was all of it; "" if nothing is."""
+        """What is wrong with the file if it ends here; "" if nothing is."""
         if not self.problem and self._frame is not None:
             self.problem = "its last zstd frame is cut off"
         return self.problem

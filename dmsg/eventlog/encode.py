@@ -14,7 +14,7 @@ _INT64: Final = 2**63
 
 
 class _Column(NamedTuple):
-    """How one column of an event is written: with ``key`` before it, and ``default`` where an event lacks it."""
+    """How to write one column of an event: after ``key``, and as ``default`` where an event lacks it."""
 
     name: str
     key: str
@@ -26,9 +26,9 @@ class _Column(NamedTuple):
 class Encoder:
     """Makes lines of events; knows the envelope and counts ``seq``. ``encode`` never fails for an ``Event``.
 
-    A value that is not of its declared type is made so: a column must hold one type, or a reader with a schema would
+    A value of another type than the declared one is converted: a column must hold one type, or a reader with a schema would
     get nothing at all. A reason that is not one of :class:`~dmsg.eventlog.reasons.Reason` is written as
-    ``other``. The columns being known, this takes a third of the time ``json.dumps`` would.
+    ``other``. Since the columns are known in advance, this takes a third of the time of ``json.dumps``.
     """
 
     def __init__(self, role: str, node: str, boot: str) -> None:
@@ -37,7 +37,7 @@ class Encoder:
         self.seq = 0
 
     def encode(self, event: Event, ts: float) -> bytes:
-        """One line with its end; ``TypeError`` for what is no declared event, and then no ``seq`` is used up."""
+        """One line with its end. Raises ``TypeError`` for an object that is no declared event; it uses up no ``seq`` then."""
         cls = type(event)
         layout = self._layouts.get(cls)
         if layout is None:
@@ -63,7 +63,7 @@ def _lay_out(cls: type[Event]) -> tuple[str, tuple[_Column, ...]]:
 
 
 def _coerce(value: Any, kind: type[Primitive]) -> Primitive:
-    """``value`` as ``kind``, or the empty value of ``kind`` if it cannot be that."""
+    """``value`` converted to ``kind``, or the empty value of ``kind`` if that fails."""
     if kind is Reason:
         return Reason.of(value) if isinstance(value, str) else Reason.OTHER
     try:
@@ -74,12 +74,12 @@ def _coerce(value: Any, kind: type[Primitive]) -> Primitive:
 
 
 def _write_int(value: int) -> str:
-    """Integers fit 64 bits."""
+    """Integers are limited to 64 bits."""
     return str(value) if -_INT64 <= value < _INT64 else str(-_INT64 if value < 0 else _INT64 - 1)
 
 
 def _write_float(value: float) -> str:
-    """JSON has no infinities and nothing that is no number."""
+    """JSON has neither infinities nor NaN."""
     return float.__repr__(value) if -math.inf < value < math.inf else "0.0"
 
 

@@ -1,12 +1,12 @@
-"""Where lines of the event log end up: a file descriptor, or a directory of files. Blocking; the log's thread only.
+"""The sinks of the event log: a file descriptor, or a directory of files. Blocking; the log's thread only.
 
 In a directory lines are packed: every write is one whole zstd frame. The file being written is a ``.part`` that only
-the log touches. When it is full or old, or the hour has changed, it is fsynced, renamed so that its name says how many
-lines it holds, and its folder is fsynced. So a published file (:mod:`dmsg.eventlog.names`) is complete and never changes
-again, and a program that reads the directory needs no lock and no guess.
+the log touches. When it is full or old, or the hour has changed, it is fsynced and renamed, so that its name says how many
+lines it holds, and then its folder is fsynced. So a published file (:mod:`dmsg.eventlog.names`) is complete and never changes
+again, and a program that reads the directory needs neither locks nor guesses.
 
-A sink keeps what it could not write: after an ``OSError`` the next ``tick`` goes on exactly where the last write
-stopped, so that no line is lost or doubled, and no frame torn, by a full disk.
+A sink keeps the bytes that it could not write: after an ``OSError`` the next ``tick`` goes on exactly where the last write
+stopped, so that a full disk neither loses nor doubles a line, nor tears a frame.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from dmsg.eventlog.compress import Compressor
 from dmsg.eventlog.names import LogFileName, check_boot, folder, safe_name
 from dmsg.eventlog.tree import Discarded, claim, discard_oldest, make_folder, publish, publish_leftovers, sync_directory
 
-#: A file of this size is published; a reader likes files neither tiny nor huge. Packed, it holds eight times as much.
+#: Size at which a file is published: neither tiny nor huge for its readers. Packed, it holds eight times as much text.
 ROTATE_BYTES: Final = 64 * 1024 * 1024
-#: A file this old is published, full or not; bounds how far readers are behind.
+#: Age at which a file is published, full or not; bounds how far readers lag behind.
 ROTATE_S: Final = 300.0
 #: Limit for published files that have not been shipped.
 LIMIT_BYTES: Final = 1024 * 1024 * 1024
-#: Lines are collected for so long before they become a frame; what a killed process loses at most.
+#: Seconds for which lines are collected before they become a frame; a killed process loses no more than these.
 FLUSH_S: Final = 1.0
-#: Lines of so many bytes become a frame at once.
+#: Bytes of collected lines that become a frame at once.
 FLUSH_BYTES: Final = 256 * 1024
 _HOUR_S: Final = 3600.0
 
 
 class Batch(NamedTuple):
-    """Whole lines that are written together: their bytes, how many they are, and the hour (since 1970) of the first."""
+    """Whole lines that are written together: their bytes, their number, and the hour (since 1970) of the first."""
 
     data: bytes
     lines: int
@@ -43,7 +43,7 @@ class Batch(NamedTuple):
 
 
 class Sink(Protocol):
-    """Takes whole lines. ``now`` is monotonic seconds. Everything may raise ``OSError`` and be called again."""
+    """Takes whole lines. ``now`` is monotonic seconds. Every method may raise ``OSError``, and be called again then."""
 
     #: For how long lines should be collected before they are written, in seconds.
     gather_s: float
@@ -52,23 +52,23 @@ class Sink(Protocol):
         """Get ready; called once, before anything is written."""
 
     def write(self, batch: Batch, now: float) -> None:
-        """Take ``batch`` and write it, after what an earlier call could not; never call it again with the same."""
+        """Take ``batch`` and write it, after the bytes left over by an earlier call. Never call it twice with one batch."""
 
     def tick(self, now: float) -> None:
-        """Write what an earlier call could not, then do what has become due."""
+        """Write the bytes left over by an earlier call, then do what is due."""
 
     def next_due(self) -> float | None:
-        """When ``tick`` should be called again, if nothing is written before."""
+        """When to call ``tick`` again, if nothing is written before."""
 
     def take_discarded(self) -> Discarded:
-        """What was deleted to make room since this was last asked."""
+        """What was deleted to make room since the last call."""
 
     def close(self) -> None:
-        """Publish what was written and let go of everything."""
+        """Publish the written lines and release everything."""
 
 
 def _drain(descriptor: int, data: bytes) -> bytes:
-    """Write ``data`` as far as it goes; gives the rest, or raises ``OSError`` if nothing at all could be written."""
+    """Write as much of ``data`` as possible and return the rest. Raises ``OSError`` if nothing could be written."""
     view = memoryview(data)
     while view:
         try:
@@ -98,7 +98,7 @@ class DescriptorSink:
         self.tick(now)
 
     def tick(self, now: float) -> None:
-        """Write what is left."""
+        """Write the rest."""
         while self._rest:
             self._rest = _drain(self._descriptor, self._rest)
 
@@ -111,7 +111,7 @@ class DescriptorSink:
         return Discarded()
 
     def close(self) -> None:
-        """Close the descriptor; what could not be written is given up."""
+        """Close the descriptor and give up the bytes that could not be written."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -132,7 +132,7 @@ class _OpenFile:
 class DirectorySink:
     """Writes files for ``role``, ``node`` and ``boot`` below ``directory``; sizes in bytes, packed; ages in seconds.
 
-    ``limit_bytes`` bounds what published files of all writers there take; 0 is no bound. A ``boot`` that is
+    ``limit_bytes`` bounds the size of the published files of all writers there; 0 means no bound. A ``boot`` that is
     not 8 to 32 hex digits is a ``ValueError``.
     """
 
@@ -164,7 +164,7 @@ class DirectorySink:
         self._discarded = Discarded()
 
     def open(self) -> None:
-        """Make the directory if it is not there, publish what killed runs left in it, and keep to the limit."""
+        """Make the directory if it is missing, publish the files that killed runs left in it, and enforce the limit."""
         os.makedirs(self._directory, exist_ok=True)
         publish_leftovers(self._directory)
         self._discard()
@@ -175,7 +175,7 @@ class DirectorySink:
         self.tick(now)
 
     def tick(self, now: float) -> None:
-        """Write what is pending; publish the open file when it is full or old, never in the middle of a frame."""
+        """Write pending bytes; publish the open file when it is full or old, but never in the middle of a frame."""
         while self._pending:
             batch = self._pending[0]
             file = self._file
@@ -201,12 +201,12 @@ class DirectorySink:
         return self._file.due if self._file is not None else None
 
     def take_discarded(self) -> Discarded:
-        """What was deleted because of the limit since this was last asked."""
+        """What was deleted because of the limit since the last call."""
         discarded, self._discarded = self._discarded, Discarded()
         return discarded
 
     def close(self) -> None:
-        """Publish the open file. What could not be written, because the disk is full, is given up and cut off."""
+        """Publish the open file. Bytes that could not be written because the disk is full are given up and cut off."""
         file = self._file
         if file is None:
             return
@@ -218,7 +218,7 @@ class DirectorySink:
             else:
                 os.unlink(file.part)
         finally:
-            if self._file is not None:  # a run to come finds it and does the same
+            if self._file is not None:  # the next run finds the file and publishes it
                 os.close(file.descriptor)
                 self._file = None
             self._rest = b""
@@ -248,11 +248,11 @@ class DirectorySink:
                 with contextlib.suppress(OSError):
                     os.unlink(part)
                 raise
-            os.close(descriptor)  # another process tidying up was quicker; it may have the name
+            os.close(descriptor)  # another process that tidies up was quicker and may have the name
 
     def _publish(self, file: _OpenFile) -> None:
         name = LogFileName.parse(os.path.basename(publish(file.descriptor, file.part, file.name)))
-        if name is not None:  # it may have got a later number, which is then not free any more
+        if name is not None:  # the file may have got a later number, which is not free any more then
             self._next_name = self._next_name._replace(number=max(self._next_name.number, name.number + 1))
         self._file = None
         os.close(file.descriptor)

@@ -1,10 +1,10 @@
-"""Bounds the lines that strangers can make a program write, so that they cannot push everything else out of the log.
+"""Rate-limits the lines that strangers can make a program write, so that they cannot push everything else out of the log.
 
-What a stranger does a thousand times a second (a handshake that fails, a request that is refused, a GET) would be a
-line each time, and published files are deleted, oldest first, when all of them reach their limit. Here each reason has
-a rate of lines, and so has each kind of event. What is left out is counted, and told every few seconds by a line for
-each reason, with ``count`` and without the address or key, of which there were several. So sums over ``count`` are
-exact; metrics are counted before this and are exact, too.
+A stranger can cause a thousand events a second (a handshake that fails, a request that is refused, a GET). Each would be a
+line, and published files are deleted, oldest first, when all of them reach their limit. So each reason has a rate of lines,
+and so has each kind of event. Events beyond the rate are counted, and every few seconds one line for each reason reports
+them, with ``count`` and without the address or key, of which there were several. So sums over ``count`` are exact; metrics
+are counted before this limit and are exact, too.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from dmsg.eventlog.schema import (
 from dmsg.interfaces import IEventLog
 from dmsg.sansio.rate import RateLimiterTable, TokenBucket
 
-#: How long counts are gathered before they are written, in seconds.
+#: Seconds for which counts are collected before they are written.
 TOLD_EVERY_S: Final = 10.0
-#: Reasons that are told apart, of each kind of event; those beyond are counted as "other". Most kinds have some thirty.
+#: Reasons that are counted separately for each kind of event; further ones count as "other". Most kinds have some thirty.
 REASONS_LIMIT: Final = 128
 
 
 @dataclass(frozen=True, slots=True)
 class LineRate:
-    """Lines of one kind of event: per second in the long run and at once, for each reason and for all.
+    """The rate of lines of one kind of event: per second in the long run and at once, for each reason and for all.
 
-    At the full rate of its kinds a program writes 40 lines a second, a relay of RMB 60. Packed they take at most 100 bytes
-    each: 216 MB in ten hours, a fifth of what the directory may take.
+    At the full rate of all kinds a program writes 40 lines a second, an RMB relay 60. Packed, a line takes at most 100 bytes:
+    216 MB in ten hours, a fifth of the directory's limit.
     """
 
     reason_per_s: float = 2.0
@@ -51,14 +51,14 @@ class LineRate:
 
 
 class _Crowd(NamedTuple):
-    """Where what has one reason too many is counted; apart are only what went well and what did not."""
+    """The key for events beyond the limit of reasons, which are counted by success and failure only."""
 
     ok: bool
 
 
 @dataclass(slots=True)
 class _Tally:
-    """What was left out for one reason."""
+    """The events left out for one reason."""
 
     event: Any
     count: int = 0
@@ -66,7 +66,7 @@ class _Tally:
 
 
 class _Kind:
-    """One kind of event: how its reasons are told apart, and the line that stands for several of them."""
+    """One kind of event: the function that gives its reason, and the one that makes a line for several events."""
 
     def __init__(
         self, rate: LineRate, reason_of: Callable[[Any], tuple[Any, ...]], several: Callable[[Any, _Tally], Event]
@@ -94,7 +94,7 @@ class _Kind:
         return False
 
     def told(self) -> list[Event]:
-        """The lines for what was left out; counting begins anew."""
+        """The lines for the events left out; counting starts anew."""
         tallies, self.tallies = self.tallies, {}
         events = []
         for reason, tally in tallies.items():
@@ -151,9 +151,9 @@ def _kinds(rate: LineRate) -> dict[type[Event], _Kind]:
 
 @implementer(IEventLog)
 class LimitedEventLog:
-    """Hands events on to ``inner``, those that strangers cause within ``rate``; the rest is counted and told later.
+    """Passes events on to ``inner``, those that strangers cause within ``rate``; the rest is counted and reported later.
 
-    Call it on the reactor's side, and :meth:`tell` before ``inner`` is closed.
+    Call it on the reactor's side, and call :meth:`tell` before ``inner`` is closed.
     """
 
     def __init__(self, inner: Any, clock: IReactorTime, rate: LineRate | None = None) -> None:
@@ -173,7 +173,7 @@ class LimitedEventLog:
         return int(getattr(self.inner, "discarded", 0))
 
     def emit(self, event: Event) -> None:
-        """Hand ``event`` on, or count it."""
+        """Pass ``event`` on, or count it."""
         kind = self._kinds.get(type(event))
         if kind is None or kind.take(event, self._clock.seconds()):
             self.inner.emit(event)
@@ -181,7 +181,7 @@ class LimitedEventLog:
             self._call = self._clock.callLater(TOLD_EVERY_S, self.tell)
 
     def tell(self) -> None:
-        """Write the lines for what was left out so far."""
+        """Write the lines for the events left out so far."""
         call, self._call = self._call, None
         if call is not None and call.active():
             call.cancel()

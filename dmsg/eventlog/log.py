@@ -1,12 +1,12 @@
 """The structured event log: takes events on the reactor's side, writes lines of JSON on a thread of its own.
 
-``emit`` only puts the event into a bounded queue: a slow disk, an fsync or a full pipe never holds the reactor up. What
-does not fit is counted, and the count is itself an event (``events_dropped``) as soon as there is room again. A line
-gets its ``seq`` when it is written, so that ``(node, boot, seq)`` is a key without gaps: a gap in a reader's data means
-that the reader lost something, never that the log did.
+``emit`` only puts the event into a bounded queue: a slow disk, an fsync or a full pipe never holds the reactor up. Events
+that do not fit are counted, and the count is itself an event (``events_dropped``) as soon as there is room again. A line
+gets its ``seq`` when it is written, so ``(node, boot, seq)`` is a key without gaps: a gap in a reader's data means that the
+reader lost lines, never that the log did.
 
 Lines are collected for up to a second before they are written to files, because a second of lines packs far better than
-one line, and waking a thread for each costs more than writing it. A process that is killed loses what it had collected;
+one line, and waking a thread for each line costs more than writing it. A killed process loses the lines it had collected;
 standard output gets every line at once.
 
 The thread starts with the first event (or :meth:`EventLog.start`), which is after a daemon has forked.
@@ -44,15 +44,15 @@ from dmsg.interfaces import IEventLog
 
 #: Events waiting to be written; at a few hundred bytes each this bounds memory to a few MiB.
 QUEUE_EVENTS: Final = 10_000
-#: So many waiting events are written at once, however young they are; with ordinary lines one or two frames.
+#: Number of waiting events that are written at once, however young they are: one or two frames of ordinary lines.
 ENOUGH_EVENTS: Final = 512
-#: Pause after a write failed (disk full, pipe full) before it is tried again.
+#: Pause in seconds after a failed write (disk full, pipe full) before the retry.
 RETRY_S: Final = 1.0
-#: How long closing waits for the thread to write what is queued.
+#: Seconds for which closing waits until the thread has written the queue.
 CLOSE_TIMEOUT_S: Final = 5.0
 _SHORT_NODE_DIGITS: Final = 16
 _HOUR_S: Final = 3600.0
-#: The last hour that a folder can be named after; a clock that tells a later one is wrong anyway.
+#: The last hour that a folder can be named after; a clock with a later time is wrong anyway.
 _LAST_HOUR: Final = 70_000_000.0
 
 _log = Logger()
@@ -64,7 +64,7 @@ def short_node(public_key: object) -> str:
 
 
 def check_directory(directory: str | os.PathLike[str]) -> None:
-    """Make a directory for event logs if it is missing; one that cannot be written to raises ``ConfigError``."""
+    """Make a directory for event logs if it is missing. Raises ``ConfigError`` if nothing can be written to it."""
     try:
         os.makedirs(directory, exist_ok=True)
     except OSError as error:
@@ -110,9 +110,9 @@ class EventLog:
         self._lost = 0
         self._lost_to = ""
         self._thread: threading.Thread | None = None
-        #: Events left out so far: the queue was full, the log closed, or could not be written when it was.
+        #: Events left out so far: the queue was full, the log was closed, or it could not be written when it was closed.
         self.dropped = 0
-        #: Events in published files that were deleted so far to keep to the limit.
+        #: Events in published files that the limit has deleted so far.
         self.discarded = 0
         #: Lines written so far.
         self.written = 0
@@ -132,7 +132,7 @@ class EventLog:
         limit_bytes: int = LIMIT_BYTES,
         **options: Any,
     ) -> EventLog:
-        """A log in files below ``directory`` (made if missing): :mod:`dmsg.eventlog.files` tells of the options."""
+        """A log in files below ``directory`` (made if missing); :mod:`dmsg.eventlog.files` describes the options."""
         sink = DirectorySink(
             os.fspath(directory),
             role=role,
@@ -148,8 +148,8 @@ class EventLog:
     def to_stream(cls, stream: TextIO, *, role: str, node: str, boot: str, **options: Any) -> EventLog:
         """A log on an open stream such as ``sys.stdout``.
 
-        The stream's descriptor is duplicated here and now: twistd replaces ``sys.stdout`` later by something that
-        writes into its own log.
+        The stream's descriptor is duplicated at once, because twistd later replaces ``sys.stdout`` by an object that writes
+        to its own log.
         """
         stream.flush()
         return cls(DescriptorSink(os.dup(stream.fileno())), role=role, node=node, boot=boot, **options)
@@ -171,19 +171,19 @@ class EventLog:
                     self._start()
                 elif len(self._queue) == self._wake_at:
                     self._changed.notify()
-        except Exception:  # a thread that cannot be started, a clock that fails: never the caller's trouble
+        except Exception:  # a thread that cannot be started or a clock that fails must not disturb the caller
             self.dropped += 1
 
     def start(self) -> None:
-        """Start the thread now, so that what a killed run left behind is published before the first event."""
+        """Start the thread now, so that files which a killed run left behind are published before the first event."""
         with self._changed:
             if self._thread is None and not self._closing:
                 self._start()
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
-        """Write what is queued, publish it and stop the thread; whether all of it was written within ``timeout_s``.
+        """Write the queue, publish it and stop the thread; returns whether all of it was written within ``timeout_s``.
 
-        Blocks: call it in a thread of the reactor's pool. Events that come later are dropped and counted.
+        Blocks: call it in a thread of the reactor's pool. Later events are dropped and counted.
         """
         with self._changed:
             self._closing = True
@@ -227,7 +227,7 @@ class EventLog:
         self._attempt(self._sink.close)
 
     def _take(self) -> tuple[deque[tuple[float, Event]], int, bool]:
-        """Wait for events, for something that is due, or for the end; take everything there is."""
+        """Wait for events, for a due time, or for the end; take the whole queue."""
         with self._changed:
             if not self._queue and not self._unreported and not self._closing:
                 due = self._sink.next_due()
@@ -241,9 +241,9 @@ class EventLog:
             return entries, dropped, self._closing
 
     def _wait(self, events: int, timeout_s: float | None) -> None:
-        """Wait until there are so many events, or until the log is closed, but no longer than ``timeout_s``."""
+        """Wait until there are ``events`` events, or until the log is closed, but no longer than ``timeout_s``."""
         self._wake_at = events
-        # Without a maximum age of files the time is longer than a wait may be.
+        # Without a maximum age of files, ``timeout_s`` is longer than a wait may be.
         self._changed.wait(None if timeout_s is None else min(max(0.0, timeout_s), threading.TIMEOUT_MAX))
         self._wake_at = 0
 
@@ -263,7 +263,7 @@ class EventLog:
                 if lines:
                     self._flush(Batch(b"".join(lines), len(lines), hour))
                 lines, size = [], 0
-                hour = int(max(0.0, min(ts // _HOUR_S, _LAST_HOUR)))  # 0 for what is no number
+                hour = int(max(0.0, min(ts // _HOUR_S, _LAST_HOUR)))  # 0 for NaN
                 hour_end = (hour + 1) * _HOUR_S
             lines.append(line)
             size += len(line)
@@ -294,7 +294,7 @@ class EventLog:
         return [(self._clock(), EventsDiscarded(*discards))] if discards.files else []
 
     def _retry(self, action: Callable[[], None]) -> bool:
-        """Do it until it works. While closing only once, because waiting longer would hold the program up."""
+        """Call ``action`` until it works; while closing only once, because waiting longer would hold the program up."""
         while not self._attempt(action):
             with self._changed:
                 if self._changed.wait_for(lambda: self._closing, RETRY_S):

@@ -1,9 +1,9 @@
-"""What files of the event log are called, and where they lie. Pure.
+"""Names and folders of files of the event log. Pure.
 
 A role writes ``role=<role>/date=<YYYY-MM-DD>/hour=<HH>/<node>-<boot>-<number>-<lines>.jsonl.zst``. While it is being
-written a file is called ``<node>-<boot>-<number>.jsonl.zst.part``, because how many lines it will hold is not known yet.
-Where files are collected, sixteen digits of the SHA-256 of the file's bytes follow the lines, so that one name can only
-mean one content. Date and hour are UTC and those of the first line; readers take them from the lines, not from here.
+written, a file is called ``<node>-<boot>-<number>.jsonl.zst.part``, because its number of lines is not known yet. Where files
+are collected, sixteen digits of the SHA-256 of the file's bytes follow the number of lines, so that one name means one
+content. Date and hour are those of the first line, in UTC; readers take them from the lines, not from the name.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from datetime import datetime, timezone
 from typing import Final, NamedTuple
 
 FILE_SUFFIX: Final = ".jsonl.zst"
-#: What is appended while a file is being written; only the writer touches such a file.
+#: Suffix of a file that is being written; only the writer touches such a file.
 PART_SUFFIX: Final = ".part"
 #: Hex digits of the SHA-256 of a file in its name.
 DIGEST_DIGITS: Final = 16
-#: A node's name is cut to this many characters, so that the name of a file stays below the usual limit of 255 bytes.
+#: Characters to which a node's name is cut, so that the name of a file stays below the usual limit of 255 bytes.
 NODE_CHARACTERS: Final = 128
 
-# Read from the right: a node's name may look like anything. The two forms must not be mixed, or a name of digits only
+# Read from the right, because a node's name may contain any text. The two forms must not be mixed, or a name of digits only
 # could be read in two ways.
 _STEM: Final = r"(?P<node>[^/]+)-(?P<boot>[0-9a-f]{8,32})-(?P<number>[0-9]{6,9})"
 _FINISHED: Final = re.compile(_STEM + r"-(?P<lines>[0-9]{1,12})(?:-(?P<digest>[0-9a-f]{16}))?\.jsonl\.zst")
@@ -55,7 +55,7 @@ class LogFileName(NamedTuple):
         return cls(found["node"], found["boot"], int(found["number"]), 0)
 
     def format(self) -> str:
-        """The name of the finished file. What :meth:`parse` reads this gives back in its shortest form."""
+        """The name of the finished file: for parts that :meth:`parse` has read, the shortest form."""
         digest = f"-{self.digest}" if self.digest else ""
         return f"{self._stem}-{self.lines}{digest}{FILE_SUFFIX}"
 
@@ -69,12 +69,12 @@ class LogFileName(NamedTuple):
 
 
 def _is_hidden(name: str) -> bool:
-    """Names that begin so are never read by anything, so they are none of ours."""
+    """Whether the name begins like a hidden file's. No reader takes such files, so none of ours has such a name."""
     return name.startswith((".", "_"))
 
 
 def safe_name(text: str) -> str:
-    """``text`` as part of a file's name: nothing that means something to a shell or a path, and nothing hidden."""
+    """``text`` as part of a file's name: not hidden, and without characters that have a meaning in a shell or a path."""
     text = _UNSAFE.sub("_", text)[:NODE_CHARACTERS]
     return f"x{text}" if text.startswith((".", "_")) or not text else text
 
@@ -87,5 +87,5 @@ def check_boot(boot: str) -> str:
 
 
 def folder(role: str, ts: float) -> str:
-    """Where a file goes whose first line is of ``ts`` (Unix seconds): ``role=…/date=…/hour=…``, in UTC."""
+    """The folder of a file whose first line has the time ``ts`` (Unix seconds): ``role=…/date=…/hour=…``, in UTC."""
     return f"role={safe_name(role)}/{datetime.fromtimestamp(ts, timezone.utc):date=%Y-%m-%d/hour=%H}"

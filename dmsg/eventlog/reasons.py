@@ -1,8 +1,8 @@
 """The reasons that events carry: a closed list of short fixed texts, which the log pipeline matches. Pure.
 
-Errors carry their reasons as texts, because some come from other programs and libraries. Where an event is made,
-:meth:`Reason.of` turns the text into a member; one that is not listed becomes :attr:`Reason.OTHER`. The encoder does the
-same, so that no other reason is ever written. ``spark/dmsg_logs/schemas.py`` has a copy of the list.
+Errors carry their reasons as texts, because some come from other programs and libraries. The maker of an event turns the
+text into a member with :meth:`Reason.of`; a text that is not listed becomes :attr:`Reason.OTHER`. The encoder does the same,
+so that no other reason is ever written. ``spark/dmsg_logs/schemas.py`` has a copy of the list.
 
 Rule for changes: a text is never changed and never removed, because readers of old logs match it.
 """
@@ -17,7 +17,7 @@ class Reason(str, Enum):
 
     #: There is no reason to give: it went well.
     NONE = ""
-    #: A reason that is not of this list, or several of them.
+    #: A reason that is not in this list, or several reasons.
     OTHER = "other"
 
     # --- how programs end
@@ -252,7 +252,7 @@ class Reason(str, Enum):
     NO_PUBLIC_KEY = "no public key"
     ENCRYPTION = "encryption"
 
-    # A member is shown as its text everywhere. Python's versions disagree on what an Enum with str does by itself.
+    # A member is shown as its text everywhere: Python's versions disagree about the default for an Enum with str.
     __str__ = str.__str__
 
     def __format__(self, format_spec: str) -> str:

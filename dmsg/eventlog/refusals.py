@@ -1,4 +1,4 @@
-"""Refusals of clients, peers, twins and strangers, written at a rate a log can bear."""
+"""Refusals of clients, peers, twins and strangers, written at a limited rate."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dmsg.eventlog.reasons import Reason
 
 
 class _CountingReport:
-    """Writes what happened to the event log at most once a second for each kind and facts, with how often it did."""
+    """Writes at most one event a second for each kind and set of facts, with the number of times it happened."""
 
     _CAPACITY = 4_096
 
@@ -23,7 +23,7 @@ class _CountingReport:
         self._call: IDelayedCall | None = None
 
     def _add(self, key: tuple[Any, ...], crowd: tuple[Any, ...]) -> None:
-        """Count the event of class ``key[0]`` with the fields ``key[1:]``; ``crowd`` if there are too many already."""
+        """Count the event of class ``key[0]`` with the fields ``key[1:]``, or under ``crowd`` if there are too many keys."""
         if key not in self._counts and len(self._counts) >= self._CAPACITY:
             key = crowd  # a crowd of strangers shares one line
         self._counts[key] = self._counts.get(key, 0) + 1
@@ -37,7 +37,7 @@ class _CountingReport:
             self._emit(make(*fields, times))
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write the remaining counts."""
         if self._call is not None:
             self._call.cancel()
             self._write()
@@ -53,7 +53,7 @@ class RefusalReport(_CountingReport):
 
 
 class TwinReport(_CountingReport):
-    """Envelopes of twins that go nowhere, once a second for each twin and reason."""
+    """Envelopes of twins that cannot be delivered, once a second for each twin and reason."""
 
     def failed(self, twin: int, reason: str) -> None:
         """Count one envelope of ``twin`` (0: unknown) that could not be delivered."""

@@ -6,16 +6,16 @@ in the documentation and the schema of the log pipeline are generated from here 
 a text of a closed list, :class:`~dmsg.eventlog.reasons.Reason`.
 
 The maker of an event gives facts only. The log adds the envelope (:data:`ENVELOPE`): when, who, and a key
-``(node, boot, seq)`` under which a line can be recognised if it is delivered twice. Keys are hex text. Times in fields
-are durations; the unit is part of the name. No event ever holds a payload, a secret, or a text another side sent; of the
-name that a twin gives its connection there is a digest (:func:`digest`), and of relays of the Reliable Message Bus there are
-the host names that the registry has, checked.
+``(node, boot, seq)`` by which readers recognise a line that is delivered twice. Keys are hex text. Times in fields
+are durations; the unit is part of the name. No event ever holds a payload, a secret, or a text that another side sent. For the
+name that a twin gives its connection an event has a digest (:func:`digest`), and for relays of the Reliable Message Bus the
+host names of the registry, checked.
 
-``protocol`` is what the entry of a relay names (:ref:`spec-entry-protocol`): "dmsg", "messaging", … A client may speak several
-at once, under one key and in one log, so its lines about relays and transports tell it; of a relay, which speaks one, the
-start and its transports tell it. Lines of versions without the field are about "dmsg". The Reliable Message Bus, "rmb", has
-events of its own, because its twins are numbers and its relays are hosts: neither is a key. Its relays have the role
-"server", its peers and clients "client".
+``protocol`` is the protocol that the entry of a relay names (:ref:`spec-entry-protocol`): "dmsg", "messaging", … A client may
+speak several at once, under one key and in one log, so its lines about relays and transports have this field. A relay speaks
+one protocol; the lines of its start and of its transports have the field. Lines of versions without the field are about
+"dmsg". The Reliable Message Bus, "rmb", has events of its own, because its twins are numbers and its relays are hosts:
+neither is a key. Its relays have the role "server", its peers and clients the role "client".
 
 Rule for changes: a field is never renamed, removed or given another type; a new field is added at the end with a
 default, and ``VERSION`` goes up by one.
@@ -53,14 +53,14 @@ class EventDoc(NamedTuple):
 
 @dataclass(slots=True)
 class Event:
-    """Base of all events. ``NAME`` is what stands under ``event`` in a line, ``VERSION`` what stands under ``v``."""
+    """Base of all events. ``NAME`` is the value of ``event`` in a line, ``VERSION`` the value of ``v``."""
 
     NAME: ClassVar[str] = ""
     VERSION: ClassVar[int] = 1
 
 
 def digest(name: str | None) -> str:
-    """What stands in an event for the name that another side gave its connection: 16 hex digits; empty for no name."""
+    """The digest that an event has for the name another side gave its connection: 16 hex digits; empty for no name."""
     return "" if name is None else hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
@@ -211,7 +211,7 @@ class TransportResumed(Event):
 
 @dataclass(slots=True)
 class Refused(Event):
-    """Something a client asked for was refused, once a second for each client and reason; a busy line is for several."""
+    """A client was refused, once a second for each client and reason; above some lines a second, one is for several."""
 
     NAME = "refused"
     conn: Annotated[int, "number of the connection in this run; 0 if it had none yet"]
@@ -256,7 +256,7 @@ class SessionUp(Event):
 
 @dataclass(slots=True)
 class SessionDown(Event):
-    """A client's session with a server is down, or could not be got up."""
+    """A client's session with a server is down, or could not be made."""
 
     NAME = "session_down"
     VERSION = 2
@@ -360,7 +360,7 @@ class EnvelopesRouted(Event):
 
 @dataclass(slots=True)
 class EnvelopeFailed(Event):
-    """An envelope went nowhere, once a second for each twin and reason; a busy line is for several."""
+    """An envelope failed, once a second for each twin and reason; above some lines a second, one is for several."""
 
     NAME = "envelope_failed"
     twin: Annotated[int, "number of the twin that sent it; 0 if it is unknown, or several"]
@@ -448,13 +448,13 @@ class FileShipped(Event):
     reason: Annotated[Reason, "why not, as a short fixed text; empty on success"]
 
 
-#: Name in the log -> class, of every event there is. (``dataclass`` makes a second class to add slots to; the first
-#: one may still be among the subclasses.)
+#: Name in the log -> class, of every event. (``dataclass`` makes a second class with slots; the first class may still be
+#: among the subclasses.)
 EVENTS: dict[str, type[Event]] = {cls.NAME: cls for cls in Event.__subclasses__() if "__slots__" in vars(cls)}
 
 
 def describe_event(cls: type[Event]) -> EventDoc:
-    """What one event class declares; a field without a meaning or of another type is a ``TypeError``."""
+    """The declaration of one event class. Raises ``TypeError`` for a field without a meaning or of another type."""
     hints = get_type_hints(cls, include_extras=True)
     fields = []
     for each in dataclasses.fields(cls):

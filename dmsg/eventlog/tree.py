@@ -1,8 +1,8 @@
-"""The folders files of the event log lie in: making them, publishing files, tidying up after killed runs, and a bound.
+"""The folders of the event log: making them, publishing files, tidying up after killed runs, and bounding their size.
 
-Blocking; the log's thread only. A file being written is held with ``flock``, which dies with its process: a ``.part``
-file that is not held is what a killed run left behind. Other processes may work in the same tree at the same time, and a
-shipper may remove files and empty folders whenever it likes.
+Blocking; the log's thread only. A file being written is locked with ``flock``, and the lock ends with its process: a killed
+run left behind each ``.part`` file that is not locked. Other processes may work in the same tree at the same time, and a
+shipper may remove files and empty folders at any time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from dmsg.eventlog.compress import look_through
 from dmsg.eventlog.names import LogFileName
 
-#: What a file takes of a disk at least: without it a limit in bytes would not bound how many small files there are.
+#: Least bytes that a file takes on a disk: without this a limit in bytes would not bound the number of small files.
 BLOCK_BYTES: Final = 4096
 _LEVELS: Final = ("role=", "date=", "hour=")
 
@@ -38,10 +38,10 @@ class Discarded(NamedTuple):
 
 
 def make_folder(root: str, relative: str) -> str:
-    """Make ``root`` and the folders ``relative`` below it so that a loss of power does not undo it; gives the path.
+    """Make ``root`` and the folders ``relative`` below it so that they survive a loss of power; returns the path.
 
-    Raises ``OSError`` if one below ``root`` is a symbolic link: the programs that look for files, to ship them or to keep
-    to the limit, follow none, and would not see what lies behind it.
+    Raises ``OSError`` if a folder below ``root`` is a symbolic link: the programs that search for files, to ship them or to
+    enforce the limit, follow no links and would not see the files behind it.
     """
     os.makedirs(root, exist_ok=True)
     path = root
@@ -58,9 +58,9 @@ def make_folder(root: str, relative: str) -> str:
 
 
 def publish(descriptor: int, part: str, name: LogFileName) -> str:
-    """Give a file that is complete its name, never over another one; gives the path, "" if the file is gone.
+    """Give a complete file its name, never replacing another file; returns the path, "" if the file is gone.
 
-    ``part`` is its path until now. If the name is taken the next free number is used.
+    ``part`` is its path until now. If the name is taken, the next free number is used.
     """
     os.fsync(descriptor)
     folder = os.path.dirname(part)
@@ -73,7 +73,7 @@ def publish(descriptor: int, part: str, name: LogFileName) -> str:
 
 
 def sync_directory(directory: str) -> None:
-    """Make the names in a directory survive a loss of power; one that is gone has none."""
+    """Make the names in a directory survive a loss of power; silent if the directory is gone."""
     try:
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -85,7 +85,7 @@ def sync_directory(directory: str) -> None:
 
 
 def claim(descriptor: int, path: str) -> bool:
-    """Lock an open file for this process; false if another holds it or has renamed or removed it meanwhile."""
+    """Lock an open file for this process; ``False`` if another process holds it, or has renamed or removed it meanwhile."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
@@ -97,9 +97,9 @@ def claim(descriptor: int, path: str) -> bool:
 
 
 def publish_leftovers(root: str) -> list[str]:
-    """Publish every ``.part`` file no living process holds, cut after its last whole frame; gives their new paths.
+    """Publish every ``.part`` file that no living process holds, cut after its last whole frame; returns the new paths.
 
-    A file without one whole line is removed. A file that cannot be read or renamed is left alone.
+    A file without a whole line is removed. A file that cannot be read or renamed is left alone.
     """
     published = []
     for path, name in list(_files(root, LogFileName.parse_part)):
@@ -130,9 +130,9 @@ def _publish_leftover(descriptor: int, path: str, name: LogFileName) -> str:
 
 
 def discard_oldest(root: str, limit_bytes: int) -> Discarded:
-    """Delete the oldest published files until all of them together take at most ``limit_bytes``; says what went.
+    """Delete the oldest published files until all of them together take at most ``limit_bytes``; returns what was deleted.
 
-    What cannot be read or deleted stays and does not count as deleted.
+    Files that cannot be read or deleted stay and do not count as deleted.
     """
     files = []
     total = 0
@@ -149,7 +149,7 @@ def discard_oldest(root: str, limit_bytes: int) -> Discarded:
             break
         try:
             os.unlink(path)
-        except FileNotFoundError:  # shipped, or deleted by another process that is just doing the same
+        except FileNotFoundError:  # shipped, or deleted by another process that does the same
             total -= _on_disk(size)
         except OSError:
             continue
@@ -165,7 +165,7 @@ def _on_disk(size: int) -> int:
 
 
 def _remove_empty(folder: str) -> None:
-    """Remove the folder of an hour, and of its day, if nothing is in them any more."""
+    """Remove the folder of an hour, and that of its day, if they are empty."""
     with contextlib.suppress(OSError):
         os.rmdir(folder)
         os.rmdir(os.path.dirname(folder))
@@ -174,7 +174,7 @@ def _remove_empty(folder: str) -> None:
 def _files(
     folder: str, parse: Callable[[str], LogFileName | None], depth: int = 0
 ) -> Iterator[tuple[str, LogFileName]]:
-    """Every file whose name ``parse`` knows, in the order of the names of folders; what cannot be read is left out."""
+    """Every file whose name ``parse`` knows, in the order of the folders' names; unreadable folders are left out."""
     try:
         with os.scandir(folder) as found:
             entries = sorted(found, key=lambda one: one.name)
