@@ -1,4 +1,4 @@
-"""Address values: who is talked to, and where a server listens. The only parser and printer of them. Pure."""
+"""Address values: the peer to talk to, and where a server listens. The only parser and printer of them. Pure."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from dmsg.crypto.keys import PublicKey
 from dmsg.errors import InvalidAddress
 
 _LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
-#: Which of a host's own networks an IPv6 address is in. The library takes any characters there, a terminal's included.
+#: The zone of an IPv6 address: one of a host's own networks. The library accepts any characters there, even control ones.
 _ZONE = re.compile(r"[A-Za-z0-9._-]{1,15}\Z")
 _HOST_NAME = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(\.{_LABEL})*\.?\Z")
 SERVICE_NAME_LIMIT_BYTES = 255
-#: Addresses kept as they were read, because limits ask for the same ones again and again: 5 µs each. Strangers can fill
-#: the caches, which take 0.7 MiB then, a relay's of origins included.
+#: Parsed addresses that are cached, because limits ask for the same ones again and again: 5 µs each. Strangers can fill the
+#: caches, which then take 0.7 MiB, including a relay's cache of origins.
 _PARSED_ADDRESSES = 1024
 
 
@@ -94,7 +94,7 @@ class RedisAddress:
             server = HostPort.parse(f"[{host}]:{port or 6379}" if ":" in host else f"{host}:{port or 6379}")
         except ValueError:
             raise InvalidAddress("a Redis URL is redis://host:port/db") from None
-        # the library leaves out characters that have no place in a URL
+        # the library drops characters that are not allowed in a URL
         plain = url.isprintable() and parts.scheme == "redis" and not parts.query and not parts.fragment and port != 0
         if not plain or not (number or "0").isdecimal() or len(number) > 5 or int(number or 0) >= 1 << 16:
             raise InvalidAddress("a Redis URL is redis://host:port/db")
@@ -105,15 +105,15 @@ class RedisAddress:
         return f"redis://{self.server}/{self.database}"
 
 
-#: What of IPv6 leads to hosts of others: global unicast addresses, and IPv4 addresses for a translator, which may stand in
-#: a private network.
+#: The parts of IPv6 that lead to other hosts: global unicast addresses, and IPv4 addresses for a translator, which may be in a
+#: private network.
 _UNICAST = ipaddress.IPv6Network("2000::/3")
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
 @lru_cache(maxsize=_PARSED_ADDRESSES)
 def parse_ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """The IP address ``host`` spells, with an IPv4 address mapped into IPv6 as IPv4; ``None`` for a name."""
+    """The IP address in ``host``, with an IPv4 address mapped into IPv6 as IPv4; ``None`` for a name."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
@@ -124,7 +124,7 @@ def parse_ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 @lru_cache(maxsize=_PARSED_ADDRESSES)
 def address_group(host: str) -> str:
-    """What counts as one address for a limit: an IPv4 address, or the /64 that one IPv6 host chooses its address from.
+    """The group that counts as one address for a limit: an IPv4 address, or the /64 in which an IPv6 host chooses its address.
 
     A name counts as itself, in lower case.
     """
@@ -136,9 +136,9 @@ def address_group(host: str) -> str:
 
 @lru_cache(maxsize=_PARSED_ADDRESSES)
 def network_group(host: str) -> str:
-    """The network that one operator gets in one piece: the /24 of an IPv4 address, the /48 of an IPv6 address.
+    """The network that an operator gets in one piece: the /24 of an IPv4 address, the /48 of an IPv6 address.
 
-    All names together are one group: a name costs nothing, and what it resolves to is not known here.
+    All names together are one group: a name costs nothing, and its addresses are not known here.
     """
     address = parse_ip(host)
     if address is None:
@@ -149,7 +149,7 @@ def network_group(host: str) -> str:
 
 
 def is_global(host: str) -> bool:
-    """Whether ``host`` is an IP address that can be reached from everywhere. A name is not known to be."""
+    """Whether ``host`` is an IP address that can be reached from everywhere. ``False`` for a name."""
     address = parse_ip(host)
     if isinstance(address, ipaddress.IPv6Address):
         if address in _NAT64:
@@ -162,16 +162,16 @@ def is_global(host: str) -> bool:
 
 
 def check_service_name(name: str) -> str:
-    """Give ``name`` back if it fits a service TLV (at most 255 bytes of UTF-8), else raise ``InvalidAddress``."""
+    """Return ``name`` if it fits a service TLV (at most 255 bytes of UTF-8), else raise ``InvalidAddress``."""
     if len(name.encode("utf-8", "surrogatepass")) > SERVICE_NAME_LIMIT_BYTES:
         raise InvalidAddress("a service name has at most 255 bytes")
     return name
 
 
 def check_http_url(text: str) -> str:
-    """``text`` without slashes at its end if it is an http or https URL; otherwise raise ``InvalidAddress``.
+    """Return ``text`` without slashes at its end if it is an http or https URL; otherwise raise ``InvalidAddress``.
 
-    It has no user, password, query or fragment.
+    The URL must have no user, password, query or fragment.
     """
     try:
         parts = urlsplit(text)
@@ -193,10 +193,10 @@ def check_http_url(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class DmsgAddress:
-    """One end of a transport: the entity, the service there ("" is the default one), and the relay in between.
+    """One end of a transport: the entity, its service ("" is the default service), and the relay in between.
 
-    ``server_public_key`` is ``None`` for an end that is not bound to one relay (a listening port). ``scheme`` is what
-    endpoint strings of its protocol begin with.
+    ``server_public_key`` is ``None`` for an end that is not bound to one relay (a listening port). Endpoint strings of its
+    protocol begin with ``scheme``.
     """
 
     public_key: PublicKey
@@ -206,12 +206,12 @@ class DmsgAddress:
 
     @property
     def host(self) -> str:
-        """The key as text, for programs that were written for TCP: they log the host, or pass it on to others."""
+        """The key as text, for programs written for TCP, which log the host or pass it on."""
         return str(self.public_key)
 
     @property
     def port(self) -> int:
-        """0, because there are no ports; for the same programs."""
+        """0, because there are no ports; for programs written for TCP."""
         return 0
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Entries that were asked for a moment ago, ready to be sent again: base clients ask once for each dial. Pure."""
+"""A cache of entries as they were sent, since base clients ask once for each dial. Pure."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ ENTRY_LIMIT_BYTES: Final = 2048
 
 
 class EntryCache:
-    """JSON of entries by the hex text of their key; the one that was put longest ago goes first.
+    """JSON of entries by the hex text of their key; the one that was put longest ago is evicted first.
 
-    Each is given for ``lifetime_ns``; 0 keeps nothing.
+    Each is valid for ``lifetime_ns``; 0 keeps nothing.
     """
 
     def __init__(self, lifetime_ns: int) -> None:
         self._lifetime_ns = lifetime_ns
         self._held: OrderedDict[str, tuple[bytes, int]] = OrderedDict()
-        #: Writes so far. What was read from the store before the last of them is not kept.
+        #: Writes so far. An entry that was read from the store before the last write is not kept.
         self.writes = 0
 
     def __len__(self) -> int:
@@ -36,7 +36,7 @@ class EntryCache:
         return held[0]
 
     def put(self, key: str, body: bytes, read_ns: int, writes: int) -> None:
-        """Keep ``body``, for which the store was asked at ``read_ns``, when there had been ``writes`` writes."""
+        """Keep ``body``, which was asked of the store at ``read_ns``, after ``writes`` writes."""
         if writes != self.writes or len(body) > ENTRY_LIMIT_BYTES or not self._lifetime_ns:
             return
         self._held[key] = (body, read_ns)
@@ -45,6 +45,6 @@ class EntryCache:
             self._held.popitem(last=False)
 
     def forget(self, key: str) -> None:
-        """``key``'s entry is being written, or was: what was read before is not given any more."""
+        """``key``'s entry is being written, or was: drop the cached one."""
         self.writes += 1
         self._held.pop(key, None)

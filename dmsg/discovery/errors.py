@@ -1,4 +1,4 @@
-"""What discovery answers, with its HTTP statuses, and what is wrong with documents and with proofs of relays. Pure."""
+"""The errors that discovery answers with, and their HTTP statuses; errors of documents and of proofs of relays. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dmsg.errors import DmsgError
 
 
 class DiscoveryError(DmsgError):
-    """Base of what discovery can answer. ``text`` is the reference's message, by which base clients tell them apart.
+    """Base of discovery's answers. ``text`` is the reference's message, by which base clients distinguish them.
 
     ``status`` is the HTTP status on the paths described in 2019, ``reference_status`` the one on the reference's paths
     (:ref:`spec-discovery-http`).
@@ -24,14 +24,14 @@ class DiscoveryError(DmsgError):
 
     @property
     def own_text(self) -> str:
-        """The reference's message, without what discovery added."""
+        """The reference's message, without discovery's own detail."""
         return self.text
 
 
 class DiscoveryUnavailable(DiscoveryError):
-    """Discovery could not be reached, took too long, or answered with something that is not an answer.
+    """Discovery could not be reached, took too long, or sent no valid answer.
 
-    ``detail`` is for people and says which; the reference's text would tell them nothing.
+    ``detail`` tells people which; the reference's text would tell them nothing.
     """
 
     def __str__(self) -> str:
@@ -41,9 +41,9 @@ class DiscoveryUnavailable(DiscoveryError):
 class EntryNotFound(DiscoveryError):
     """No entry is stored under that key (or no server is available).
 
-    For a key whose entry has expired, discovery may say how to go on: ``next_sequence`` is the sequence it will take,
-    ``after_timestamp`` the nanoseconds the new timestamp has to be later than. Both are ``None`` for a key never seen.
-    They are hints, which no key has signed.
+    For a key whose entry has expired, discovery may say how to go on: ``next_sequence`` is the sequence it will accept,
+    and the new timestamp must be later than ``after_timestamp`` (nanoseconds). Both are ``None`` for a key never seen.
+    They are hints that no key has signed.
     """
 
     text, status, reference_status = "entry of public key is not found", 404, 404
@@ -81,7 +81,7 @@ class ListingForbidden(DiscoveryError):
 class EntryRolledBack(DiscoveryError):
     """Discovery handed out an entry older than one already seen under that key: refused (sequence pinning).
 
-    ``entry`` is what it handed out, its signature verified: only the owner of the key has a use for it.
+    ``entry`` is that entry, its signature verified: only the owner of the key has a use for it.
     """
 
     text = "entry is older than one seen before"
@@ -108,10 +108,10 @@ class AddressNotGlobal(DiscoveryError):
 class ProofFailed(DmsgError):
     """A relay did not prove that it is where its entry says, so discovery does not list it.
 
-    ``reason`` is a short fixed text: ``no_address`` (the name has none), ``not_global`` (an address that is not taken
-    here), ``refused``, ``unreachable``, ``timeout``, ``closed`` (no handshake came of the connection), ``wrong_key``
-    (the handshake does not open with the entry's key). With ``not_tried`` nothing was found out, because there was no
-    descriptor left to connect with.
+    ``reason`` is a short fixed text: ``no_address`` (the name has none), ``not_global`` (an address that is not accepted
+    here), ``refused``, ``unreachable``, ``timeout``, ``closed`` (the connection ended without a handshake), ``wrong_key``
+    (the handshake does not open with the entry's key). With ``not_tried`` there is no result, because no descriptor was
+    left for a connection.
     """
 
     def __init__(self, reason: str) -> None:
@@ -120,7 +120,7 @@ class ProofFailed(DmsgError):
 
 
 class StoreFull(DiscoveryError):
-    """Discovery has no room for the entry, even if everything else of its kind went."""
+    """Discovery has no room for the entry, even after it has evicted all others of its kind."""
 
     status, reference_status = 503, 503
 
@@ -160,7 +160,7 @@ WrongTime = _validation(
     "The timestamp of a new entry must be later than that of the old one.",
 )
 
-#: message text -> exception class, as a client needs it.
+#: message text -> exception class, for clients.
 DISCOVERY_ERRORS: dict[str, type[DiscoveryError]] = {
     cls.text: cls
     for cls in (
@@ -182,7 +182,7 @@ DISCOVERY_ERRORS: dict[str, type[DiscoveryError]] = {
 
 
 class DocumentError(DmsgError):
-    """A signed document that is not used, or cannot be had; the one known before stays in force.
+    """A signed document that is refused or cannot be read; the one known before stays in force.
 
     ``reason`` is a short fixed text: ``unreadable`` (the file or URL gives nothing), ``too_long``, ``not_json``,
     ``wrong_format``, ``wrong_version``, ``bad_field``, ``too_many_relays``, ``untrusted`` (signed by no key that is
@@ -196,4 +196,4 @@ class DocumentError(DmsgError):
 
 
 class RanksError(DocumentError):
-    """A document of relay ranks that is not used, or cannot be had; what was known before stays in force."""
+    """A document of relay ranks that is refused or cannot be read; the one known before stays in force."""

@@ -1,4 +1,4 @@
-"""What a discovery's HTTP side limits: the numbers. Pure."""
+"""The limits of a discovery's HTTP side. Pure."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from dmsg.sansio.rate import check_limits
 
 @dataclass(frozen=True, slots=True)
 class DiscoveryLimits(HttpLimits):
-    """Everything a discovery's HTTP side limits. A rate of ``None`` means no limit."""
+    """The limits of a discovery's HTTP side. A rate of ``None`` means no limit."""
 
     #: Largest request body in bytes: the largest entry.
     body_bytes: int = ENTRY_LIMIT_BYTES
     #: GETs of entries from one address: per second in the long run, and at once. A base client asks once for each dial
-    #: and cannot know that it should wait; many may be behind one address.
+    #: and does not know that it should wait; many clients may be behind one address.
     get_rate_per_s: float | None = 2_000.0
     get_burst: float = 10_000.0
-    #: An entry that was asked for is given again for so long, in seconds, without a look into the store; 0 for never. A
-    #: write through this process ends that at once, one by another process on the same store does not.
+    #: Seconds for which an entry is cached after it was read from the store; 0 for no cache. A write through this process
+    #: drops the cached entry at once, a write by another process on the same store does not.
     cached_entry_lifetime_s: float = 1.0
-    #: GETs of the list of servers from one address. Its answer is fifty times as long, and serves for minutes.
+    #: GETs of the list of servers from one address. The answer is fifty times as long, and serves for minutes.
     servers_rate_per_s: float | None = 200.0
     servers_burst: float = 400.0
     #: POSTs from one address. Each costs a signature check and a durable write.
     post_rate_per_s: float | None = 50.0
     post_burst: float = 200.0
-    #: GETs, and POSTs, from all addresses together: what one core does with room to spare.
+    #: GETs, and POSTs, from all addresses together: fewer than one core can answer.
     total_get_rate_per_s: float | None = 4_000.0
     total_get_burst: float = 20_000.0
     total_post_rate_per_s: float | None = 1_000.0
     total_post_burst: float = 2_000.0
-    #: GETs, and POSTs, that one network (a /24, or a /48 of IPv6) has answered even when others use up the total.
+    #: GETs, and POSTs, of one network (a /24, or a /48 of IPv6) that are answered even when others use up the total.
     reserved_get_rate_per_s: float | None = 200.0
     reserved_get_burst: float = 400.0
     reserved_post_rate_per_s: float | None = 10.0
@@ -46,7 +46,7 @@ class DiscoveryLimits(HttpLimits):
     #: Servers in one answer, and its length in bytes.
     available_servers: int = 64
     available_servers_bytes: int = 1024 * 1024
-    #: Times the relay ranks are sent to one address: per second in the long run, and at once. They can be 4 MiB.
+    #: Times the relay ranks are sent to one address: per second in the long run, and at once. The ranks can have 4 MiB.
     ranks_rate_per_s: float | None = 0.2
     ranks_burst: float = 20.0
 
@@ -55,6 +55,6 @@ class DiscoveryLimits(HttpLimits):
 
     @classmethod
     def unlimited_rates(cls) -> DiscoveryLimits:
-        """Limits without any rate: where all requests come from one address, as they do in tests and behind a proxy."""
+        """Limits without any rate, for tests and proxies, where all requests come from one address."""
         rates: dict[str, Any] = {each.name: None for each in fields(cls) if each.name.endswith("_rate_per_s")}
         return cls(**rates)

@@ -1,11 +1,10 @@
 """Relay ranks: a signed document that says how well each relay has served of late. Pure.
 
-The document (:ref:`spec-relay-ranks`) is believed when it is signed by a key that is trusted, is no older than the one
-before, and is not from the future; what it says counts in full for the first half of its lifetime and then fades to
-"neutral".
+The document (:ref:`spec-relay-ranks`) is accepted when it is signed by a trusted key, is no older than the one before, and is
+not from the future. Its ranks count in full for the first half of its lifetime and then fade to "neutral".
 
-What a rank can do is bounded: it makes a relay come earlier or later in a draw, by the factor between
-:data:`WEIGHT_LIMIT` and :data:`WEIGHT_FLOOR`, and never leaves one out.
+The effect of a rank is bounded: it makes a relay come earlier or later in a draw, by at most the factor between
+:data:`WEIGHT_LIMIT` and :data:`WEIGHT_FLOOR`, and never excludes one.
 """
 
 from __future__ import annotations
@@ -21,16 +20,16 @@ from dmsg.discovery.signed import NUMBER_LIMIT, DocumentKind
 
 #: Longest document in bytes: :data:`RELAYS_LIMIT` relays at about 175 bytes each, with room for white space.
 DOCUMENT_LIMIT_BYTES: Final = 4 * 1024 * 1024
-#: Relays in a document. Reading so many takes about half a second, so it is done in a thread where there is one.
+#: Most relays in a document. Reading that many takes about half a second, so it is done in a thread where there is one.
 RELAYS_LIMIT: Final = 20_000
 #: Scores and their parts are whole thousandths.
 SCORE_LIMIT: Final = 1000
-#: The score of a relay of which nothing is known.
+#: The score of an unknown relay.
 NEUTRAL: Final = 500
-#: Longest lifetime, and longest window the numbers are from, in seconds: 90 days. What is older says nothing.
+#: Longest lifetime, and longest window of measurement, in seconds: 90 days. Older numbers say nothing.
 SPAN_LIMIT_S: Final = 90 * 24 * 3600
-#: How much likelier than a neutral one the best relay is drawn, and the worst one. So a relay, whatever is said of it,
-#: is drawn first at least 1/64 as often as if all were equal.
+#: Weights of the best and the worst relay, relative to a neutral one. So any relay is drawn first at least 1/64 as often as if
+#: all were equal.
 WEIGHT_LIMIT: Final = 8.0
 WEIGHT_FLOOR: Final = 0.125
 
@@ -39,7 +38,7 @@ _COUNTS: Final = ("dials", "clients")
 _RELAY_KEY: Final = re.compile(r"0[23][0-9a-f]{64}\Z")
 
 
-#: What a document of ranks says it is, and what its signature is tagged with.
+#: The format of a document of ranks, and the tag of its signature.
 KIND: Final = DocumentKind("dmsg-relay-ranks", 1, DOCUMENT_LIMIT_BYTES, RanksError)
 
 
@@ -53,17 +52,17 @@ def weight(score: float) -> float:
 
 
 def sign_ranks(document: Mapping[str, Any], key: SecretKey) -> bytes:
-    """``document`` as the issuer hands it out: ``issuer`` and ``signature`` added, in canonical form."""
+    """``document`` as the issuer publishes it: ``issuer`` and ``signature`` added, in canonical form."""
     return KIND.sign(document, key)
 
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """A document that was verified.
+    """A verified document.
 
-    ``issued`` is Unix time in seconds, ``lifetime_s`` and ``window_s`` are seconds, ``issuer`` is who signed it,
-    ``scores`` has thousandths by raw public key. ``document`` is all of it in canonical form, to be handed on, and ``tag``
-    what tells it from others: an HTTP entity tag.
+    ``issued`` is Unix time in seconds, ``lifetime_s`` and ``window_s`` are seconds, ``issuer`` has signed it,
+    ``scores`` has thousandths by raw public key. ``document`` is the whole document in canonical form, to be passed on, and
+    ``tag`` is its HTTP entity tag.
     """
 
     issued: int
@@ -80,8 +79,8 @@ class Ranks:
     ) -> Ranks:
         """Read and verify a document; ``now_s`` is Unix time in seconds.
 
-        ``previous``, the one in force, is given back when ``data`` says the same. Raises ``RanksError`` and nothing
-        else; it tells what is wrong.
+        Returns ``previous``, the document in force, when ``data`` says the same. Raises ``RanksError`` and nothing
+        else; the error says what is wrong.
         """
         ranks = cls._check(*KIND.open(data, trusted))
         KIND.check_issued(ranks.issued, now_s)
@@ -108,7 +107,7 @@ class Ranks:
         )
 
     def freshness(self, now_s: float) -> float:
-        """How much the document still says at Unix time ``now_s``: 1 up to half its lifetime, 0 from the end of it on."""
+        """How much the document still counts at Unix time ``now_s``: 1 up to half its lifetime, 0 from its end on."""
         age_s = now_s - self.issued
         return min(1.0, max(0.0, 2.0 * (1.0 - age_s / self.lifetime_s)))
 

@@ -1,4 +1,4 @@
-"""Where a discovery has its relay ranks from."""
+"""The source of a discovery's relay ranks."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ async def parse_ranks(
 
 
 class RanksSource(SignedSource[Ranks]):
-    """A :class:`~dmsg.discovery.signed_source.SignedSource` of ranks; the one in force fades by itself.
+    """A :class:`~dmsg.discovery.signed_source.SignedSource` of ranks; the document in force fades by itself.
 
-    ``events`` gets a :class:`~dmsg.eventlog.schema.RanksLoaded` whenever a document is taken, and whenever there is a new
-    reason for which none is.
+    ``events`` gets a :class:`~dmsg.eventlog.schema.RanksLoaded` whenever a document is accepted, and whenever documents are
+    refused for a new reason.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Which addresses of relays a discovery takes. Pure."""
+"""Which addresses of relays a discovery accepts. Pure."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ def is_ip(host: str) -> bool:
 
 
 class RelayAddresses:
-    """Takes global addresses always, others by ``private``: ``True`` takes them, ``False`` refuses them.
+    """Accepts global addresses always, and others by ``private``: ``True`` accepts them, ``False`` refuses them.
 
-    ``None``, the default, goes by where discovery itself listens (:meth:`listens_on`): on a loopback address it takes
-    loopback addresses, on a private address it takes private and loopback ones, and elsewhere, a wildcard included, none
-    of them. Otherwise a stranger could have discovery connect to hosts behind its own firewall. Addresses that belong
-    to no single host (multicast, unspecified, reserved, link-local) are never taken.
+    With ``None``, the default, the address on which discovery itself listens decides (:meth:`listens_on`). On a loopback
+    address it accepts loopback addresses; on a private address, private and loopback ones; elsewhere, a wildcard included,
+    none of them. Otherwise a stranger could make discovery connect to hosts behind its own firewall. Addresses that belong
+    to no single host (multicast, unspecified, reserved, link-local) are never accepted.
     """
 
     def __init__(self, private: bool | None = None) -> None:
@@ -34,7 +34,7 @@ class RelayAddresses:
         self._private = self._private or not address.is_loopback
 
     def takes(self, host: str) -> bool:
-        """Whether a relay may be at ``host``. A name may, until its addresses are known."""
+        """Whether a relay may be at ``host``. A name is accepted until its addresses are known."""
         address = parse_ip(host)
         if address is None or is_global(host):
             return True
@@ -44,7 +44,7 @@ class RelayAddresses:
         return self._private and one_host
 
     def check(self, entry: Entry) -> None:
-        """Raise ``AddressNotGlobal`` for a server's ``entry`` at an address that is not taken."""
+        """Raise ``AddressNotGlobal`` for a server's ``entry`` with an address that is not accepted."""
         if entry.server is not None:
             host = entry.server.host_port.host
             if not self.takes(host):

@@ -1,4 +1,4 @@
-"""Relays' entries as the store gave them a moment ago: lists are asked for far more often than relays change. Pure."""
+"""A cache of relays' entries, since lists are asked for far more often than relays change. Pure."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Final, NamedTuple
 
 from dmsg.discovery.entry import DMSG, Entry, is_available
 
-#: Entries held, and the largest of them in bytes of JSON. Each has its JSON twice, with and without the signature: at
-#: most 8 MiB.
+#: Entries held, and the largest entry held in bytes of JSON. Each has its JSON twice, with and without the signature: at
+#: most 8 MiB in all.
 RELAYS_HELD: Final = 2048
 RELAY_LIMIT_BYTES: Final = 2048
 
 
 class _Held(NamedTuple):
-    """``address`` is ``None`` for a relay that was not available at ``read_ns``, ``entry`` also for one that is too long."""
+    """``address`` is ``None`` for a relay that was not available at ``read_ns``; ``entry`` is also ``None`` if too long."""
 
     entry: Entry | None
     read_ns: int
@@ -25,10 +25,10 @@ class _Held(NamedTuple):
 
 
 class RelayCache:
-    """Entries of available relays that speak ``protocol``, by raw key; the one that was read longest ago goes first.
+    """Entries of available relays that speak ``protocol``, by raw key; the one that was read longest ago is evicted first.
 
-    An entry is given for ``lifetime_ns`` after it was read: so long one may be listed that another process replaced, or
-    that has expired since. What is put through this process counts at once, see :meth:`changed`. 0 keeps nothing.
+    An entry is valid for ``lifetime_ns`` after it was read: for that time, an entry may be listed that another process has
+    replaced, or that has expired. Entries put through this process count at once, see :meth:`changed`. 0 keeps nothing.
     """
 
     def __init__(self, lifetime_ns: int, protocol: str = DMSG) -> None:
@@ -36,14 +36,14 @@ class RelayCache:
         self._protocol = protocol
         self._held: OrderedDict[bytes, _Held] = OrderedDict()
         self._reads = 0
-        #: Goes up when an entry put through this process makes another set of relays, or gives one another address.
+        #: Goes up when an entry put through this process changes the set of relays, or a relay's address.
         self.version = 0
 
     def __len__(self) -> int:
         return len(self._held)
 
     def look_up(self, keys: Iterable[bytes], now_ns: int) -> tuple[dict[bytes, Entry], list[bytes]]:
-        """Of ``keys``, the entries of those that are available, and the keys that the store has to be asked for."""
+        """The cached entries of available relays among ``keys``, and the keys for which to ask the store."""
         found: dict[bytes, Entry] = {}
         unknown: list[bytes] = []
         held_of, lifetime_ns = self._held.get, self._lifetime_ns
@@ -54,12 +54,12 @@ class RelayCache:
             elif held[0] is not None:
                 found[key] = held[0]
             elif held[3] is not None:
-                unknown.append(key)  # it is too long to be held
+                unknown.append(key)  # too long to be held
         return found, unknown
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Surrounds a question to the store: what is put meanwhile is later than the answer."""
+        """Surrounds a question to the store: entries put meanwhile are later than the answer."""
         self._reads += 1
         try:
             yield
@@ -67,7 +67,7 @@ class RelayCache:
             self._reads -= 1
 
     def fill(self, asked: Sequence[bytes], entries: Iterable[Entry], read_ns: int) -> None:
-        """The store, asked at ``read_ns`` for ``asked``, gave ``entries``. What was put meanwhile stays."""
+        """The store, asked at ``read_ns`` for ``asked``, gave ``entries``. Entries put meanwhile stay."""
         if not self._lifetime_ns:
             return
         missing = dict.fromkeys(asked)

@@ -1,8 +1,8 @@
-"""JSON documents that an operator signs with a dmsg key: their canonical form, their signature, what all kinds share. Pure.
+"""JSON documents that an operator signs with a dmsg key: their canonical form, signature and common members. Pure.
 
 A signature covers the document's *domain tag* and then its *canonical form*: everything but ``signature``, members sorted,
-no white space, ASCII only. The tag names the kind of document and its version, so a signature under one kind is none
-under any other, and none under an entry, whose signed text begins with ``{`` (:ref:`spec-document-signature`).
+no white space, ASCII only. The tag names the kind of document and its version, so a signature of one kind is invalid for
+any other kind, and for an entry, whose signed text begins with ``{`` (:ref:`spec-document-signature`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dmsg.http.errors import MalformedJson
 
 #: How far the issuer's clock may be ahead of ours, in seconds.
 AHEAD_S: Final = 300
-#: Whole numbers in a document are at most this: what every JSON reader holds exactly.
+#: Largest whole number in a document: every JSON reader holds it exactly.
 NUMBER_LIMIT: Final = 1 << 53
 
 _SIGNATURE: Final = re.compile(r"[0-9a-f]{130}\Z")
@@ -29,7 +29,7 @@ _SIGNATURE: Final = re.compile(r"[0-9a-f]{130}\Z")
 
 @dataclass(frozen=True, slots=True)
 class DocumentKind:
-    """One kind of document: the ``format`` and ``version`` it names, its longest text in bytes, and what reading raises."""
+    """One kind of document: the ``format`` and ``version`` it names, its longest text in bytes, and its class of errors."""
 
     format: str
     version: int
@@ -38,23 +38,23 @@ class DocumentKind:
 
     @property
     def tag(self) -> bytes:
-        """What stands before the canonical form in the text that is signed: ``format/version`` and a zero byte."""
+        """The text that is signed before the canonical form: ``format/version`` and a zero byte."""
         return b"%s/%d\0" % (self.format.encode("ascii"), self.version)
 
     @property
     def noun(self) -> str:
-        """What people call such a document."""
+        """The name of such a document for people."""
         return self.format.removeprefix("dmsg-").replace("-", " ")
 
     def sign(self, document: Mapping[str, Any], key: SecretKey) -> bytes:
-        """``document`` as the issuer hands it out: ``issuer`` and ``signature`` added, in canonical form."""
+        """``document`` as the issuer publishes it: ``issuer`` and ``signature`` added, in canonical form."""
         issued = {**document, "issuer": str(key.public_key)}
         issued.pop("signature", None)
         signature = key.sign(self.tag + self.canonical(issued)).hex()
         return self.canonical(issued, signature=signature)
 
     def canonical(self, document: Mapping[str, Any], **added: str) -> bytes:
-        """The canonical form of ``document`` without its signature, and with what is ``added``."""
+        """The canonical form of ``document`` without its signature, and with the ``added`` members."""
         unsigned = {name: value for name, value in document.items() if name != "signature"}
         try:
             return canonical({**unsigned, **added})
@@ -62,9 +62,9 @@ class DocumentKind:
             raise self.error("bad_field", "a number that is none of ours") from None
 
     def open(self, data: bytes, trusted: Collection[PublicKey]) -> tuple[dict[str, Any], PublicKey]:
-        """The document in ``data`` and who signed it, one of ``trusted``. Raises ``error`` and nothing else.
+        """The document in ``data`` and its signer, one of ``trusted``. Raises ``error`` and nothing else.
 
-        Who signed is checked before anything else that a stranger may have written is looked at.
+        The signature is checked before any other member, which a stranger may have written, is read.
         """
         if len(data) > self.limit_bytes:
             raise self.error("too_long", f"longer than {self.limit_bytes} bytes")
@@ -97,7 +97,7 @@ class DocumentKind:
         return issuer
 
     def number(self, members: Mapping[str, Any], name: str, least: int, most: int) -> int:
-        """The whole number ``members[name]``; raises ``error`` unless it is one from ``least`` to ``most``."""
+        """The whole number ``members[name]``; raises ``error`` unless it is from ``least`` to ``most``."""
         value = members.get(name)
         if type(value) is not int or not least <= value <= most:
             self.bad(name, f"not a whole number from {least} to {most}")
@@ -116,7 +116,7 @@ class DocumentKind:
 def canonical(document: Mapping[str, Any]) -> bytes:
     """``document`` as JSON text with sorted members, no white space and ASCII only.
 
-    Raises ``ValueError`` when there is none: numbers JSON does not have, or objects of other kinds.
+    Raises ``ValueError`` for numbers that JSON does not have, and for objects of other kinds.
     """
     try:
         return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")

@@ -1,4 +1,4 @@
-"""Where a signed document is had from: a file or a URL, read again and again, the last good document kept."""
+"""The source of a signed document: a file or a URL, which is read again and again; the last valid document is kept."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from dmsg.discovery.signed import DocumentKind
 from dmsg.http.errors import NoAnswer
 from dmsg.shipping.plan import redact
 
-#: How long a URL has to answer, in seconds, its body included.
+#: Timeout of a URL in seconds, its body included.
 FETCH_TIMEOUT_S: Final = 30.0
 
 D = TypeVar("D")
 
 
 class Parse(TypingProtocol[D]):
-    """Reads and verifies a document; gives ``previous`` back when it says the same, raises a ``DocumentError``."""
+    """Reads and verifies a document; returns ``previous`` when it says the same, raises a ``DocumentError``."""
 
     def __call__(self, data: bytes, trusted: Collection[PublicKey], now_s: float, *, previous: D | None) -> D: ...
 
@@ -43,13 +43,13 @@ async def parse_document(
 
 
 class SignedSource(Generic[D]):
-    """Keeps the newest good document of ``location``: the path of a file, or an ``http`` or ``https`` URL.
+    """Keeps the newest valid document of ``location``: the path of a file, or an ``http`` or ``https`` URL.
 
-    ``trusted`` are the keys whose documents are taken, ``now_s()`` is Unix time in seconds, ``refresh_s`` says how often
-    it is looked at (seconds on ``reactor``), and ``retry_s`` how soon after a look that gave nothing. ``caller`` is who asks
-    a URL (an ``HttpCaller``; its own by default).
+    ``trusted`` are the keys whose documents are accepted, ``now_s()`` is Unix time in seconds. The location is read every
+    ``refresh_s`` seconds on ``reactor``, and again after ``retry_s`` when that failed. ``caller`` fetches a URL (an
+    ``HttpCaller``; an own one by default).
 
-    Nothing that goes wrong here changes the document in force.
+    No failure changes the document in force.
     """
 
     _log = Logger()
@@ -70,7 +70,7 @@ class SignedSource(Generic[D]):
     ) -> None:
         self.location = location
         self.document: D | None = None
-        #: Why the last look gave nothing new that is good; ``None`` if it did.
+        #: Why the last reading gave no valid document; ``None`` if it did.
         self.error: DocumentError | None = None
         self._kind = kind
         self._parse = parse
@@ -87,17 +87,17 @@ class SignedSource(Generic[D]):
 
     @property
     def problem(self) -> str:
-        """Why the last look gave nothing new that is good: a ``DocumentError``'s reason; empty if it did."""
+        """Why the last reading gave no valid document: a ``DocumentError``'s reason; empty if it did."""
         return "" if self.error is None else self.error.reason
 
     def start(self) -> None:
-        """Look now, and from now on."""
+        """Read the location now, and regularly from now on."""
         self._timer = None
         self._running = Deferred.fromCoroutine(self.refresh())
         self._running.addErrback(self._unexpected).addCallback(self._again)
 
     async def stop(self) -> None:
-        """Look no more."""
+        """Stop reading."""
         self._stopped = True
         if self._timer is not None:
             self._timer.cancel()
@@ -108,13 +108,13 @@ class SignedSource(Generic[D]):
             await self._caller.close()
 
     async def refresh(self) -> None:
-        """Look once; what goes wrong is logged, not raised."""
+        """Read the location once; failures are logged, not raised."""
         try:
             data = await self._read()
             found = await parse_document(self._reactor, self._parse, data, self._trusted, self._now_s(), self.document)
         except DocumentError as error:
             before, self.error = self.problem, error
-            if error.reason != before:  # said once, not every minute
+            if error.reason != before:  # logged once, not every minute
                 self._refused(error)
             return
         self.error = None
@@ -128,7 +128,7 @@ class SignedSource(Generic[D]):
         """A new document is in force."""
 
     def _refused(self, error: DocumentError) -> None:
-        """There is a new reason for which no document is taken."""
+        """Documents are refused for a new reason."""
         self._log.warn(
             "{what} from {location} not used: {error}",
             what=self._kind.noun,
@@ -166,7 +166,7 @@ class SignedSource(Generic[D]):
             self._timer = self._reactor.callLater(pause_s, self.start)
 
     def _read_file(self) -> bytes:
-        """At most one byte more of the file than a document may have; ``DocumentError`` when it cannot be read."""
+        """The file, cut one byte after the most that a document may have. Raises ``DocumentError`` if it cannot be read."""
         try:
             descriptor = os.open(self.location, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             try:

@@ -1,4 +1,4 @@
-"""What an entry is to have, and what of it stays as another program published it. Pure."""
+"""The wanted contents of an entry, and the parts that stay as another program published them. Pure."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from dmsg.discovery.entry import (
 
 
 class Unmanaged(Enum):
-    """Stands for a half that nothing in this process has to do with: it stays as it is found."""
+    """Stands for a half that this process does not manage: it stays as it is found."""
 
     HALF = 0
 
 
 @dataclass(frozen=True, slots=True)
 class WantedEntry:
-    """What is to be published: the halves, the ``promise`` of the client and the ``protocol`` of the server.
+    """The entry to publish: its halves, the ``promise`` of the client and the ``protocol`` of the server.
 
-    ``None`` is a half that there is not to be.
+    ``None`` stands for a half that the entry must not have.
     """
 
     client: ClientPart | Unmanaged | None = Unmanaged.HALF
@@ -35,7 +35,7 @@ class WantedEntry:
     protocol: str = DMSG
 
     def withdrawn(self) -> WantedEntry:
-        """The same with nothing to be had: no relays, no connections left."""
+        """The same entry, withdrawn: no relays, no connections left."""
         client, server = self.client, self.server
         return replace(
             self,
@@ -44,7 +44,7 @@ class WantedEntry:
         )
 
     def halves(self, found: Entry | None) -> tuple[ClientPart | None, ServerPart | None]:
-        """What to publish, with an unmanaged half as it was ``found``."""
+        """The halves to publish, with an unmanaged half as it was ``found``."""
         client, server = self.client, self.server
         if isinstance(client, Unmanaged):
             client = found.client if found is not None else None
@@ -55,7 +55,7 @@ class WantedEntry:
         return client, server
 
     def version(self, found: Entry | None) -> str:
-        """The version to publish: a half that is kept as it was ``found`` keeps its part of the version, too."""
+        """The version to publish: a half that stays as it was ``found`` keeps its part of the version, too."""
         promise, protocol = self.promise, self.protocol
         if found is not None and found.client is not None and isinstance(self.client, Unmanaged):
             promise = max(promise, found.promise, key=promises_security)
@@ -65,7 +65,7 @@ class WantedEntry:
         return version_with(promise, protocol)
 
     def is_met_by(self, found: Entry) -> bool:
-        """Whether ``found`` is what is wanted."""
+        """Whether ``found`` has the wanted contents."""
         client, server = self.halves(found)
         return (found.version, found.client) == (self.version(found), client) and _is_same(found.server, server)
 
