@@ -1,9 +1,9 @@
 """The HTTP side of a discovery: the owner of Klein, which installs the reactor when imported (import this late).
 
-One store behind three families of paths (:ref:`spec-discovery-http`): ``/discovery/…`` with the status codes described
-in 2019, and the reference's ``/messaging-discovery/…`` (2019) and ``/dmsg-discovery/…`` (2023) with the reference's
-codes. The texts of errors are the reference's on all of them. All three serve both protocols of relays: a request for
-servers says which one it is for.
+It serves one store under three families of paths (:ref:`spec-discovery-http`): ``/discovery/…`` with the status codes
+described in 2019, and the reference's ``/messaging-discovery/…`` (2019) and ``/dmsg-discovery/…`` (2023) with the reference's
+codes. The texts of errors are the reference's in all families. All three serve both protocols of relays: a request for
+servers names the protocol.
 """
 
 from __future__ import annotations
@@ -57,15 +57,15 @@ from dmsg.sansio.rate import RecentSet
 
 __all__ = ["AFTER_TIMESTAMP_HEADER", "NEXT_SEQUENCE_HEADER", "DiscoveryApi", "DiscoveryLimits", "make_site"]
 
-#: On the 404 of an expired key: what its next entry must have and be later than.
+#: Headers on the 404 of an expired key: the sequence of its next entry, and the timestamp that it must be later than.
 NEXT_SEQUENCE_HEADER: Final = "Dmsg-Next-Sequence"
 AFTER_TIMESTAMP_HEADER: Final = "Dmsg-After-Timestamp"
 
-#: What a status is called in the event log when the client did not wait for the answer.
+#: The status in the event log of a request whose client did not wait for the answer.
 _CLIENT_GONE: Final = 499
-#: Stored entries whose signatures are known to be good: some 2.5 MiB.
+#: Stored entries whose signatures are known to be valid: some 2.5 MiB.
 _VERIFIED_LIMIT: Final = 16_384
-#: Between two lines of the log that say that the store fails.
+#: Least time between two log lines that say that the store fails.
 _TOLD_EVERY_NS: Final = 60 * NS_PER_S
 _FIRST: Final = message("wrote a new entry", 200)
 _ITERATION: Final = message("wrote new entry iteration", 200)
@@ -73,7 +73,7 @@ _ITERATION: Final = message("wrote new entry iteration", 200)
 
 @dataclass(slots=True)
 class _Call:
-    """One request on its way: ``key`` from the path as it came, ``about`` the key it turned out to be about."""
+    """One request under way: ``key`` as it stands in the path, and ``about``, the key that it turned out to be about."""
 
     request: Any
     key: str
@@ -86,13 +86,12 @@ _Operation = Callable[[_Call], Awaitable[bytes | IResource]]
 class DiscoveryApi:
     """Answers requests from ``store`` (an :class:`~dmsg.interfaces.IEntryStore`).
 
-    Lists of servers are for one protocol (:ref:`spec-server-list`): the one that is asked for, else ``list_protocol``.
-    An IP address that ``may_list`` is false for gets a 403 instead of a list.
-    ``clock_ns()`` is Unix time in nanoseconds. ``random`` mixes the list of servers, by the weights of what ``ranks()``
-    gives: the document in force, or ``None``. ``addresses`` says which servers' addresses are taken (all, without it),
-    and with ``proofs`` only those are listed that are proved; starting and stopping it is the caller's business.
-    ``limits`` are enforced here as far as they concern whole requests, and
-    by :func:`make_site` as far as they concern connections and bodies. ``events`` gets one
+    Lists of servers are for one protocol (:ref:`spec-server-list`): the one in the request, or ``list_protocol``.
+    An IP address for which ``may_list`` is false gets a 403 instead of a list.
+    ``clock_ns()`` is Unix time in nanoseconds. ``random`` draws the list of servers, by the weights of ``ranks()``: the
+    document in force, or ``None``. ``addresses`` decides which servers' addresses are accepted (without it, all). With
+    ``proofs`` only proved servers are listed; the caller starts and stops ``proofs``. ``limits`` of whole requests are
+    enforced here, those of connections and bodies by :func:`make_site`. ``events`` gets one
     :class:`~dmsg.eventlog.schema.DiscoveryRequest` for each request.
     """
 
@@ -133,7 +132,7 @@ class DiscoveryApi:
         self._add_routes()
 
     def resource(self) -> IResource:
-        """The root resource: it answers all three families of paths, and 404 to everything else."""
+        """The root resource. It answers all three families of paths, and all other paths with 404."""
         return _Guarded(self._app.resource(), self._before_routing)
 
     # --- routes --------------------------------------------------------------------------------------------------
@@ -147,7 +146,7 @@ class DiscoveryApi:
             for posted in (f"{path}/", path, f"{path}/<key>"):
                 self._route(posted, "POST", f"{prefix}/{entries}", status, self._post_entry)
             servers = f"{prefix}/available_servers"
-            empty = b"[]" if prefix == OF_2019 else b""  # as the reference did then; elsewhere no servers are a 404
+            empty = b"[]" if prefix == OF_2019 else b""  # like the reference of 2019; elsewhere an empty list is a 404
             self._route(f"/{servers}", "GET", servers, status, partial(self._available_servers, empty))
             self._route(f"/{prefix}/relay_ranks", "GET", f"{prefix}/relay_ranks", status, self._relay_ranks)
         handle_errors: Any = self._app.handle_errors(HTTPException)
@@ -165,9 +164,9 @@ class DiscoveryApi:
         return _respond(request, status if 400 <= status < 500 else 404, message("no such path or method", status))
 
     def _before_routing(self, request: Any) -> bytes | None:
-        """The answer to a request that is over its rate, or whose entry was asked for a moment ago; ``None`` to others.
+        """The answer to a request that is over its rate, or whose entry is cached; ``None`` to others.
 
-        Klein's routing costs twice as much as the rest of a request: what can be answered without it is.
+        Klein's routing costs twice as much as the rest of a request, so these requests are answered without it.
         """
         started_ns = self._clock_ns()
         name = self._names.get(tuple(request.postpath[:2]), "")
@@ -220,8 +219,8 @@ class DiscoveryApi:
             self._events.emit(DiscoveryRequest(method, path, status, elapsed_ms, Reason.of(reason), about))
 
     def _note_failure(self, error: DiscoveryError) -> None:
-        """Log the beginning of a store's failure, not every request of it, and no more than one a minute: strangers who
-        fill the queue of writes would have a line for each time it was full."""
+        """Log the beginning of a store's failure instead of each failed request, and at most once a minute: strangers who
+        fill the queue of writes could cause a line each time it is full."""
         now_ns = self._clock_ns()
         failing = isinstance(error, DiscoveryUnavailable)
         if failing and not self._store_fails and not 0 <= now_ns - self._told_ns < _TOLD_EVERY_NS:
@@ -244,7 +243,7 @@ class DiscoveryApi:
         return body
 
     def _check_stored(self, body: bytes) -> None:
-        """Verify an entry's signature, since other programs may write to the store; once for each of its last texts."""
+        """Verify an entry's signature, since other programs may write to the store. Texts verified lately are skipped."""
         digest = blake2b(body, digest_size=16).digest()
         if digest not in self._verified:
             stored_entry(body).verify()
@@ -263,7 +262,7 @@ class DiscoveryApi:
         if self._pending_writes >= self.limits.pending_writes:
             raise DiscoveryUnavailable("too many writes are under way")
         self._pending_writes += 1
-        # Klein cancels what a handler waits for when its client goes away: the write must not be what is cancelled.
+        # Klein cancels the Deferred of a handler when its client goes away. This must not cancel the write.
         poster = client_host(call.request)
         self._cache.forget(call.about)
         write = self._store.put(entry, self._clock_ns(), poster).addBoth(self._written, call.about)
@@ -299,7 +298,7 @@ class DiscoveryApi:
         return b"[%s]" % b",".join(bodies)
 
     async def _relay_ranks(self, call: _Call) -> IResource:
-        """The signed document itself, so that clients need not believe this discovery."""
+        """The signed document itself, so that clients need not trust this discovery."""
         ranks, request = self._ranks(), call.request
         if ranks is None:
             raise EntryNotFound
@@ -348,7 +347,7 @@ def _respond(request: Any, status: int, body: bytes) -> bytes:
 
 
 class _Guarded(Resource):
-    """Keeps requests away from Klein that ``first`` answers, or on which its routing would fail with a traceback in the
+    """Keeps requests from Klein that ``first`` answers, or on which Klein's routing would fail with a traceback in the
     log."""
 
     isLeaf = True
@@ -366,12 +365,12 @@ class _Guarded(Resource):
         try:
             b"/".join([*request.prepath, *request.postpath, request.getRequestHostname()]).decode("utf-8")
             return self._routed.render(request)
-        except (ValueError, HTTPException):  # not UTF-8, or a host name that is none; nothing is written yet
+        except (ValueError, HTTPException):  # not UTF-8, or an invalid host name; nothing is written yet
             return _respond(request, 400, message("error bad input", 400))
 
 
 def make_site(resource: IResource, *, reactor: Any, limits: DiscoveryLimits | None = None) -> Site:
-    """A Site that serves ``resource`` (a :meth:`DiscoveryApi.resource`, or one with more around it) within ``limits``.
+    """A Site that serves ``resource`` (a :meth:`DiscoveryApi.resource`, or one that contains it) within ``limits``.
 
     Times are in seconds on ``reactor``.
     """

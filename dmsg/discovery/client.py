@@ -1,7 +1,7 @@
 """A discovery reached over HTTP.
 
-The client of :ref:`spec-discovery-http`. It believes nothing: an entry must be well formed, signed by the key that was
-asked for, and not older than one seen before; relay ranks must be signed by a trusted key. Calls and their limits are
+The client of :ref:`spec-discovery-http`. It does not trust discovery: an entry must be well formed, signed by the key that
+was asked for, and not older than one seen before; relay ranks must be signed by a trusted key. Calls and their limits are
 those of :mod:`dmsg.http.client`.
 """
 
@@ -42,17 +42,17 @@ from dmsg.http.client import CALL_TIMEOUT_S, HttpCaller
 from dmsg.http.errors import MalformedJson, NoAnswer
 from dmsg.interfaces import IRankedDiscovery
 
-#: Longest list of servers in bytes, as discovery's own limit; and how many of its entries are read and verified, as many
-#: as discovery hands out. Each costs a signature check, 70 µs.
+#: Longest list of servers in bytes, and most entries of it that are read and verified: the limits of discovery itself. Each
+#: entry costs a signature check, 70 µs.
 LIST_LIMIT_BYTES: Final = 1024 * 1024
 LIST_LIMIT: Final = 64
-#: How long a list is worked on in one go, in seconds: other work has its turn in between. One entry more may be begun, and
-#: the longest a stranger can make takes 5 ms.
+#: Seconds of work on a list in one go, so that other work has its turn in between. One more entry may be begun, and the
+#: longest one that a stranger can make takes 5 ms.
 LIST_SLICE_S: Final = 0.002
 #: Keys whose newest entry is remembered.
 PINNED_KEYS: Final = 100_000
-#: How long relay ranks are used before they are asked for again, in seconds: they are made once an hour or so. And how
-#: long it takes until they are asked for again when there were none.
+#: Seconds for which relay ranks are used before the client asks again, since they are made about once an hour; and seconds
+#: until it asks again when there were none.
 RANKS_REFRESH_S: Final = 300.0
 RANKS_RETRY_S: Final = 30.0
 
@@ -62,10 +62,10 @@ _log = Logger()
 
 
 class _Pins:
-    """The newest (timestamp, sequence) seen of each key, the least recently asked for forgotten first.
+    """The newest (timestamp, sequence) seen of each key; the least recently used key is evicted first.
 
-    What is newer is decided by the timestamp, which the key's owner raises with every entry. The sequence alone would
-    not do: a discovery that lost its data starts every key at 0 again.
+    The timestamp decides which entry is newer: the key's owner raises it with every entry. The sequence alone would
+    not do, because a discovery that lost its data starts every key at 0 again.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -90,11 +90,10 @@ class HttpDiscovery:
 
     ``prefix`` chooses the paths (:ref:`spec-discovery-http`): ``messaging-discovery`` (default) and
     ``dmsg-discovery`` are the reference's, ``discovery`` those described in 2019. ``timeout_s`` limits each call, in
-    seconds on ``clock``. ``ranks_keys`` are those whose relay ranks are believed; without one, none are asked for.
-    ``now_s()`` is Unix time in seconds. Raises ``ConfigError`` for a URL that is not one.
+    seconds on ``clock``. Relay ranks are accepted from ``ranks_keys``; without keys, the client does not ask for ranks.
+    ``now_s()`` is Unix time in seconds. Raises ``ConfigError`` for an invalid URL.
 
-    Whatever a call fails with is a ``DiscoveryError``: what discovery answered, told by its text, or
-    ``DiscoveryUnavailable``.
+    Every failure of a call is a ``DiscoveryError``: discovery's answer, known by its text, or ``DiscoveryUnavailable``.
     """
 
     def __init__(
@@ -139,7 +138,7 @@ class HttpDiscovery:
         pinned_keys: int = PINNED_KEYS,
         ranks_keys: Collection[PublicKey] = (),
     ) -> HttpDiscovery:
-        """One with an agent and a pool of connections of its own, which :meth:`close` ends."""
+        """A discovery with an agent and a connection pool of its own, which :meth:`close` closes."""
         caller = HttpCaller.connect(reactor, timeout_s=timeout_s)
         discovery = cls(base_url, caller.agent, reactor, prefix=prefix, pinned_keys=pinned_keys, ranks_keys=ranks_keys)
         discovery._http = caller
@@ -182,8 +181,8 @@ class HttpDiscovery:
     async def available_servers(self, protocol: str = DMSG) -> list[Entry]:
         """Verified entries of servers with connections left that speak ``protocol``; empty when there are none.
 
-        Of at most :data:`LIST_LIMIT`; those that are malformed, badly signed, rolled back or no such servers are left
-        out. A base discovery does not look at ``protocol``.
+        Reads at most :data:`LIST_LIMIT` entries; leaves out those that are malformed, badly signed, rolled back or not of
+        such servers. A base discovery ignores ``protocol``.
         """
         url = f"{self._servers_url}?protocol={protocol}"
         status, headers, body = await self._call("GET", url, limit_bytes=LIST_LIMIT_BYTES)
@@ -219,9 +218,9 @@ class HttpDiscovery:
         return entry
 
     async def relay_ranks(self) -> Ranks | None:
-        """The relay ranks, verified with the keys that are trusted; asked for every :data:`RANKS_REFRESH_S`.
+        """The relay ranks, verified with the trusted keys; asked for every :data:`RANKS_REFRESH_S`.
 
-        A document that does not pass, or none, leaves the one before in force: it fades by itself.
+        When discovery gives no valid document, the one before stays in force and fades by itself.
         """
         now = self._clock.seconds()
         if not self._ranks_keys or (self._ranks_due is not None and now < self._ranks_due):
@@ -232,7 +231,7 @@ class HttpDiscovery:
             self._ranks_due = now + RANKS_REFRESH_S
             self._ranks_problem = ""
         except (DiscoveryError, RanksError) as error:
-            # said once: a discovery without ranks is nothing strange, one with bad ones is
+            # logged once, and only for invalid ranks: a discovery without ranks is nothing unusual
             if isinstance(error, RanksError) and str(error) != self._ranks_problem:
                 _log.warn("Discovery hands out relay ranks that are not used: {error}", error=error)
                 self._ranks_problem = str(error)
@@ -259,7 +258,7 @@ class HttpDiscovery:
 
 
 def _refusal(status: int, headers: Headers, body: bytes) -> DiscoveryError:
-    """The error of an answer other than 200: its text decides, not its status (:ref:`spec-discovery-http`)."""
+    """The error of an answer other than 200. The text decides, not the status (:ref:`spec-discovery-http`)."""
     try:
         answer = json_text.decode(body, ENTRY_LIMIT_BYTES)
     except MalformedJson:

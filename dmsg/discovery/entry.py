@@ -32,10 +32,10 @@ from dmsg.errors import InvalidAddress
 from dmsg.http import json_text
 from dmsg.http.errors import MalformedJson
 
-#: Largest entry in bytes, as received and as we would write it. One with every relay it may name has 5 KiB; the rest is
-#: room for white space and for members that are not known here.
+#: Largest entry in bytes, as received and as we write it. An entry with as many relays as it may name has 5 KiB; the rest is
+#: room for white space and unknown members.
 ENTRY_LIMIT_BYTES: Final = 16 * 1024
-#: Most relays an entry may name. Clients hold a handful; each costs a reader a square root and a place in the store.
+#: Most relays an entry may name. Clients name a handful; each costs a reader a square root, and room in the store.
 DELEGATED_SERVERS_LIMIT: Final = 64
 #: Longest version in bytes of UTF-8: "0.0.1" has 5.
 VERSION_LIMIT_BYTES: Final = 32
@@ -44,12 +44,12 @@ _KNOWN_POINTS: Final = 4096
 #: The version of entries that promise the base protocol only, and of those that promise end-to-end security.
 BASE_VERSION: Final = "0.0.1"
 SECURE_VERSION: Final = "0.1.0"
-#: What relays speak (:ref:`spec-entry-protocol`): the dmsg protocol, which entries do not name; the messaging system; and
-#: the dmsg protocol of 2023, which entries tell by their form.
+#: Protocols of relays (:ref:`spec-entry-protocol`): the dmsg protocol, which entries do not name; the messaging system; and
+#: the dmsg protocol of 2023, which the form of an entry shows.
 DMSG: Final = "dmsg"
 MESSAGING: Final = "messaging"
 LATER_DMSG: Final = "dmsg-2023"
-#: Those a discovery lists relays of.
+#: Protocols of which a discovery lists relays.
 PROTOCOLS: Final = (DMSG, MESSAGING)
 
 _UINT64_MODULUS: Final = 1 << 64
@@ -57,7 +57,7 @@ _INT64_MIN: Final = -(1 << 63)
 _INT64_MAX: Final = (1 << 63) - 1
 _VERSION: Final = re.compile(r"([0-9]+)\.([0-9]+)(?:\.|\Z)")
 _NULL_KEY_TEXTS: Final = ("", "0" * 66)
-#: How many bytes one byte of input can become when written canonically ("<" becomes six).
+#: Most bytes that one byte of input can become in canonical form ("<" becomes six).
 _GROWTH: Final = 6
 
 
@@ -74,9 +74,9 @@ def version_with(promise: str, protocol: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ClientPart:
-    """What a client publishes: the relays it can be reached through.
+    """A client's half of an entry: the relays through which it can be reached.
 
-    ``None`` stands for Go's nil list, which is written ``null`` and not ``[]``; both mean none.
+    ``None`` stands for Go's nil list, which is written ``null`` and not ``[]``; both mean no relays.
     """
 
     delegated_servers: tuple[PublicKey, ...] | None
@@ -90,10 +90,10 @@ class ClientPart:
 
 @dataclass(frozen=True, slots=True)
 class ServerPart:
-    """What a relay publishes: its ``address`` and how many connections it has left.
+    """A relay's half of an entry: its ``address`` and how many connections it has left.
 
-    ``port`` is almost always empty, or has the port that is in ``address``, too. It is ``None`` when it was not received, which
-    matters to the signature alone (:ref:`spec-canonical-json`).
+    ``port`` is almost always empty, or repeats the port in ``address``. It is ``None`` when it was not received, which only
+    matters for the signature (:ref:`spec-canonical-json`).
 
     ``later`` marks the form of 2023: ``availableSessions`` instead of ``available_connections``, no ``port``, and
     ``server_type`` unless that is empty. A relay of that generation speaks :data:`LATER_DMSG`.
@@ -130,7 +130,7 @@ class ServerPart:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An entity's entry: immutable; an iteration of it is a new one.
+    """An entity's entry. It is immutable: each iteration is a new object.
 
     ``sequence`` counts iterations from 0 (unsigned, 64 bits), ``timestamp`` is Unix time in nanoseconds (signed, 64
     bits), ``static`` the entity's key, ``signature`` 130 hex digits or empty. At least one of ``client`` and ``server``
@@ -145,17 +145,17 @@ class Entry:
     server: ServerPart | None = None
     signature: str = ""
     client_type: str = ""
-    # The two texts, made on first use: an entry is written far more often than made.
+    # The two texts, cached on first use: an entry is written far more often than made.
     _signed_text: bytes = field(default=b"", init=False, repr=False, compare=False)
     _whole_text: bytes = field(default=b"", init=False, repr=False, compare=False)
-    # Whether the signature was found to be right.
+    # Whether the signature was checked and is valid.
     _verified: bool = field(default=False, init=False, repr=False, compare=False)
-    # Whether the signature covers the text without ``port``; ``None`` until that was looked at.
+    # Whether the signature covers the text without ``port``; ``None`` until that was checked.
     _without_port: bool | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def delegated_servers(self) -> tuple[PublicKey, ...]:
-        """The relays the entity can be reached through as a client; empty when it is none, or on none."""
+        """The relays through which the entity can be reached as a client; empty when it is no client, or on no relay."""
         return (self.client.delegated_servers or ()) if self.client is not None else ()
 
     @property
@@ -165,7 +165,7 @@ class Entry:
 
     @property
     def protocol(self) -> str:
-        """What the entity speaks as a relay (:ref:`spec-entry-protocol`); :data:`DMSG` when it does not say."""
+        """The entity's protocol as a relay (:ref:`spec-entry-protocol`); :data:`DMSG` when the entry names none."""
         if self.server is not None and self.server.later:
             return LATER_DMSG
         return self.version.partition("+")[2] or DMSG
@@ -191,7 +191,7 @@ class Entry:
 
     @classmethod
     def from_object(cls, value: Any) -> Entry:
-        """As :meth:`parse`, from JSON already read by :func:`dmsg.http.json_text.decode`."""
+        """As :meth:`parse`, from JSON that :func:`dmsg.http.json_text.decode` has read."""
         members = _members(value, _ENTRY_MEMBERS)
         version = members.get("version") or ""
         if len(version.encode()) > VERSION_LIMIT_BYTES:
@@ -233,7 +233,7 @@ class Entry:
     def to_json(self) -> bytes:
         """The whole entry in canonical JSON, signature included.
 
-        An entry received without ``port`` and signed that way is written without it again, so that its readers hash the
+        An entry that was received and signed without ``port`` is written without it again, so that its readers hash the
         text that was signed.
         """
         if self._whole_text:
@@ -245,7 +245,7 @@ class Entry:
         return body
 
     def sign(self, secret_key: SecretKey) -> Entry:
-        """This entry with a signature by ``secret_key``, which must be the one of ``static`` (``InvalidKey``)."""
+        """This entry with a signature by ``secret_key``. Raises ``InvalidKey`` unless that is the secret key of ``static``."""
         if secret_key.public_key != self.static:
             raise InvalidKey("an entry is signed with the secret key of its own static key")
         server = self.server
@@ -258,8 +258,8 @@ class Entry:
         """Raise ``Unauthorized`` unless the signature is that of ``static``.
 
         A server half that came without ``port`` may be signed with ``"port":""`` or without
-        (:ref:`spec-canonical-json`). Raise ``BadInput`` for a delegated server that is no point of the curve: it would
-        end a base client. That is checked after the signature, so that a forger does not get the work done for nothing.
+        (:ref:`spec-canonical-json`). Raise ``BadInput`` for a delegated server that is not a point of the curve: it would
+        crash a base client. That is checked after the signature, so that a forger cannot cause this work.
         """
         if self._verified:
             return
@@ -300,10 +300,10 @@ class Entry:
         return without
 
     def validate(self) -> None:
-        """Check the form, in the reference's order and with its errors: version, signature there, one half at least.
+        """Check the form, in the reference's order and with its errors: there is a version, a signature, at least one half.
 
-        Last, an addition of ours: a server's address must be ASCII ``host:port``, else ``BadInput``. Signature
-        and sequence are not looked at. (The null key is refused by :meth:`parse` already.)
+        A last check is our own: a server's address must be ASCII ``host:port``, else ``BadInput``. Signature and sequence
+        are not checked. (:meth:`parse` has already refused the null key.)
         """
         _validate(self.version, self.signature, self.client is None and self.server is None)
         if self.server is not None:
@@ -318,7 +318,7 @@ class Entry:
 
 
 def is_available(entry: Entry) -> bool:
-    """Whether ``entry`` belongs among the available servers: relays with room, unless they are of 2023."""
+    """Whether ``entry`` is of an available server: a relay with room that is not of 2023."""
     server = entry.server
     return server is not None and server.available_connections > 0 and not server.later
 

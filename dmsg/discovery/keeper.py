@@ -1,9 +1,9 @@
 """Keeps one key's entry in one discovery as it is wanted.
 
-:ref:`spec-publishing`. Changes are gathered for a moment; an update is built on what discovery has, so the half that
-another program publishes stays as it is; sequence 0 is posted only when discovery said that it knows no entry; an
-update that fails is tried again without end, with growing pauses. Entries are posted again while nothing changes,
-because they expire (:ref:`spec-entry-expiry`). How the reference fails here: :ref:`W20 <weakness-entry-updates>`.
+:ref:`spec-publishing`. Changes are collected for a moment. An update is built on the entry in discovery, so that the half
+of another program stays as it is. Sequence 0 is posted only when discovery said that it knows no entry. A failed update is
+retried without end, with growing pauses. Entries are posted again while nothing changes, because they expire
+(:ref:`spec-entry-expiry`). How the reference fails here: :ref:`W20 <weakness-entry-updates>`.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from dmsg.interfaces import IDiscovery, IEventLog
 from dmsg.sansio.backoff import Backoff
 from dmsg.sansio.jitter import RandomNumbers
 
-#: How long to gather changes before they are published, in seconds.
+#: Seconds for which changes are collected before they are published.
 DEBOUNCE_S: Final = 0.2
 #: How often an entry with a server half is posted again, in seconds: a fifth of the time it lives by default.
 REFRESH_S: Final = 60.0
-#: How often an entry without one is looked at, in seconds, in case discovery has lost it. The look also counts as a read,
-#: and a full discovery gives up last what is read. One with a server half of another program is looked at as often as ours
-#: are posted.
+#: How often an entry without a server half is checked, in seconds, in case discovery has lost it. The check also counts as a
+#: read, and a full discovery evicts entries that are read last. An entry with a server half of another program is checked as
+#: often as our server halves are posted.
 CHECK_S: Final = 300.0
 #: How often an entry without a server half is posted again, in seconds: a sixth of the time it lives by default, so five
 #: posts in a row may fail. 100,000 clients then cost a discovery 32 posts a second.
@@ -49,20 +49,20 @@ CLIENT_REFRESH_S: Final = 3600.0
 #: The pause after a first failure, in seconds, doubled with each further one up to the longest.
 RETRY_FIRST_S: Final = 1.0
 RETRY_LONGEST_S: Final = 60.0
-#: How often one round fetches and posts again when the entry changes under it, before it counts as a failure.
+#: Attempts of one round to fetch and post the entry when others change it meanwhile, before the round counts as failed.
 ATTEMPTS: Final = 4
-#: How long withdrawing may take on closing, in seconds.
+#: Timeout in seconds for withdrawing the entry on closing.
 WITHDRAW_TIMEOUT_S: Final = 5.0
 
-# Hints of how to go on after an expired entry come unsigned. These bounds keep a discovery that lies from using up our
-# sequences or sending our timestamps to the end of time.
+# Discovery's hints on how to go on after an expired entry are not signed. These bounds keep a lying discovery from using up
+# our sequences or timestamps.
 _HINT_SEQUENCE_LIMIT: Final = 1 << 48
 _HINT_AHEAD_NS: Final = 366 * 24 * 3600 * 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class _Base:
-    """What the next entry is built on: the other half, the sequence to use, and the time it has to be later than."""
+    """The base of the next entry: the other half, the sequence to use, and the time that it must be later than."""
 
     found: Entry | None
     sequence: int
@@ -71,7 +71,7 @@ class _Base:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How often what is done; times in seconds, as the constants of their names."""
+    """The times of a keeper in seconds; see the constants of the same names."""
 
     debounce_s: float = DEBOUNCE_S
     refresh_s: float = REFRESH_S
@@ -85,7 +85,7 @@ DEFAULT_PACE: Final = Pace()
 
 
 class EntryKeeper:
-    """Keeps the entry of ``secret_key``'s public key in ``discovery`` as :meth:`want` said last.
+    """Keeps the entry of ``secret_key``'s public key in ``discovery`` as :meth:`want` last said.
 
     ``clock`` drives pauses, ``now_ns()`` (Unix time in nanoseconds) gives timestamps, ``random`` spreads retries.
     ``events`` gets an :class:`~dmsg.eventlog.schema.EntryPublished` for every POST.
@@ -106,7 +106,7 @@ class EntryKeeper:
     ) -> None:
         #: The newest entry discovery is known to have; ``None`` before the first success.
         self.entry: Entry | None = None
-        #: How often it could not be published since it last was, and why it last could not; "" if it was.
+        #: Failures since the entry was last published, and the reason of the last one; "" if there is none.
         self.failures = 0
         self.problem = ""
         self._discovery = discovery
@@ -125,7 +125,7 @@ class EntryKeeper:
         self._timer: Any = None
         self._running: Deferred[None] | None = None
         self._waiters: Waiters[None] = Waiters()
-        #: Whether an entry may be there although no answer said so.
+        #: Whether discovery may have an entry although no answer said so.
         self._has_posted = False
         self._closed = False
 
@@ -136,7 +136,7 @@ class EntryKeeper:
             self._change()
 
     async def published(self) -> None:
-        """Wait until what is wanted now (or something wanted later) is in discovery.
+        """Wait until the entry as it is wanted now (or later) is in discovery.
 
         Raises ``DiscoveryUnavailable`` if the keeper is closed before that.
         """
@@ -147,9 +147,9 @@ class EntryKeeper:
         await self._waiters.wait()
 
     async def close(self, *, withdraw: bool) -> None:
-        """Stop. With ``withdraw``, first publish that nothing is to be had here: no relays, no connections left.
+        """Stop. With ``withdraw``, first withdraw the entry: no relays, no connections left.
 
-        Withdrawing is tried once, for at most :data:`WITHDRAW_TIMEOUT_S`; failing to is only logged.
+        It tries that once, for at most :data:`WITHDRAW_TIMEOUT_S`; a failure is only logged.
         """
         if self._closed:
             return
@@ -168,7 +168,7 @@ class EntryKeeper:
                 self._log.warn("the entry was not withdrawn: {error}", error=error)
 
     def reopen(self) -> None:
-        """Go on after :meth:`close` with what is wanted; nothing happens unless it was closed."""
+        """Go on after :meth:`close` with the wanted entry; nothing happens unless it was closed."""
         if self._closed:
             self._closed = False
             if self._wanted:
@@ -179,9 +179,9 @@ class EntryKeeper:
     def _change(self) -> None:
         self._wanted += 1
         if self._closed or self._running is not None:
-            return  # what is running looks again when it ends
+            return  # the running update checks again when it ends
         if self.failures and self._timer is not None:
-            return  # discovery is not to be asked more often because more has changed
+            return  # more changes must not make the retries more frequent
         if self._timer is None or self._done == self._wanted - 1:
             self._start_in(self._pace.debounce_s)
 
@@ -228,7 +228,7 @@ class EntryKeeper:
         elif self._done != self._wanted:
             self._start_in(self._pace.debounce_s)
         else:
-            # An entry with a server half lives for minutes, also if that is another program's.
+            # An entry with a server half, even another program's, lives for minutes.
             is_short_lived = self._has_server or (self.entry is not None and self.entry.server is not None)
             period_s = self._pace.refresh_s if is_short_lived else self._pace.check_s
             self._start_in(period_s * (0.9 + self._random.random() / 10))
@@ -237,10 +237,10 @@ class EntryKeeper:
     # --- how -----------------------------------------------------------------------------------------------------
 
     async def _publish(self, *, refresh: bool) -> None:
-        """Bring discovery's entry to what is wanted, or raise a ``DiscoveryError``.
+        """Bring the wanted entry to discovery, or raise a ``DiscoveryError``.
 
-        ``refresh``: nothing has changed since it last was; server halves are posted anyway, the rest is looked at, and
-        posted when that was last done long ago.
+        ``refresh`` means that nothing has changed since the last time. Then server halves are posted anyway; other entries
+        are checked, and posted when the last post was long ago.
         """
         base = None if self.entry is None else self._after(self.entry)
         if refresh and not self._has_server:
@@ -257,13 +257,13 @@ class EntryKeeper:
                     self._note_published(base.found)
                     if not self._has_server and not self._is_to_be_renewed(base.found):
                         return
-                    refresh = True  # it may be about to expire: only posting it again makes sure
+                    refresh = True  # the entry may be about to expire, which only a post prevents
             entry = self._next_entry(base)
             try:
                 await self._post(entry)
             except WrongSequence:
-                # Either another program posted, or discovery remembers more of an expired entry than it tells: then
-                # what we remember ourselves is all there is to go by.
+                # Either another program posted, or discovery remembers more of an expired entry than it tells. In the second
+                # case, our own memory is all we have.
                 if base.found is None and base.sequence == 0 and self.entry is not None and restart is None:
                     base = restart = self._after(self.entry)
                 else:
@@ -278,7 +278,7 @@ class EntryKeeper:
 
     def _is_to_be_renewed(self, found: Entry) -> bool:
         if self._renew_at_s is None:
-            # Posted by an earlier process of this key, on a clock that may have been another.
+            # Posted by an earlier process with this key, maybe by another clock.
             age_s = (self._now_ns() - found.timestamp) / 1e9
             self._renew_in(self._pace.client_refresh_s - age_s if 0 <= age_s < self._pace.client_refresh_s else 0.0)
         assert self._renew_at_s is not None
@@ -304,11 +304,11 @@ class EntryKeeper:
                 self._events.emit(EntryPublished(entry.sequence, kind, elapsed_ms, not reason, reason))
 
     async def _fetch(self) -> _Base:
-        """Ask discovery what it has. Only its word that there is nothing gives sequence 0."""
+        """Ask discovery for the entry. Only its answer that there is none gives sequence 0."""
         try:
             return self._after(await self._discovery.get_entry(self._secret_key.public_key))
         except EntryRolledBack as error:
-            # An old entry of our own (a discovery restored from a backup): its sequence goes on, its content does not.
+            # An old entry of our own (a discovery restored from a backup): continue its sequence, but not its content.
             if not isinstance(error.entry, Entry):
                 raise
             stale = self._after(error.entry)
@@ -333,9 +333,9 @@ class EntryKeeper:
     def _next_entry(self, base: _Base) -> Entry:
         other = base.found or self.entry
         if base.found is None and other is not None:
-            other = replace(other, server=None)  # it has expired: another program that still is a relay posts it again
+            other = replace(other, server=None)  # expired: another program that is still a relay posts its half again
         client, server = self._entry_wanted.halves(other)
-        # Later than anything before, also when the clock stands still or was set back.
+        # Later than any timestamp before, even when the clock stands still or was set back.
         timestamp = max(self._now_ns(), base.after_ns + 1, self._last_timestamp + 1)
         self._last_timestamp = timestamp
         version = self._entry_wanted.version(other)

@@ -1,9 +1,9 @@
-"""Which servers discovery names, and in which order: at most so many, at random, by network first. Pure but for waiting.
+"""Draws discovery's list of servers: at most so many, at random, by network first. Pure except for waiting.
 
-:ref:`spec-server-list`. A host can have as many keys as it likes, so a draw among keys is won by the host with most of
-them. Addresses in different networks (/24, /48) are what costs something: a list is drawn network by network, then
-relay by relay within each, and no network gets more than :data:`NETWORK_LIMIT` places. With relay ranks, the better
-ranked are likelier, and those without a rank share a fixed part of the list.
+:ref:`spec-server-list`. A host can have as many keys as it likes, so in a draw among keys the host with the most keys would
+win. Addresses in different networks (/24, /48) cost something. So a list is drawn network by network, then relay by relay
+within each, and no network gets more than :data:`NETWORK_LIMIT` places. With relay ranks, better ranked relays are more
+likely, and relays without a rank share a fixed part of the list.
 """
 
 from __future__ import annotations
@@ -31,31 +31,31 @@ from dmsg.sansio.jitter import RandomNumbers
 
 T = TypeVar("T")
 
-#: Most places of one network in an answer: an eighth of a full list, so that a large operator is seen, and eight of them
-#: are needed to fill it.
+#: Most places of one network in an answer: an eighth of a full list, so that large operators appear, and it takes eight of
+#: them to fill the list.
 NETWORK_LIMIT: Final = 8
-#: The part of a list for relays that the ranks in force do not name: enough for a new relay to be found and measured,
-#: too little for made-up ones to be most of what a client sees.
+#: The part of a list for relays that the ranks in force do not name: enough for clients to find and measure a new relay,
+#: too little for invented relays to be most of a client's list.
 UNRANKED_PART: Final = 0.25
-#: Without proofs, how many servers of the store are looked at for a draw.
+#: Without proofs, the number of servers read from the store for a draw.
 SAMPLE_LIMIT: Final = 1024
-#: How many keys of the store are looked at for those that have a rank: as many as a document can name.
+#: The number of keys read from the store to find those that have a rank: as many as a document can name.
 ROSTER_LIMIT: Final = RELAYS_LIMIT
-#: A roster of more than so many servers is used again for a while even when it has changed, because making one means to
-#: look at all of them.
+#: A roster of more servers than this is reused for a while even when it has changed, because making one means reading all
+#: servers.
 CACHED_FROM: Final = 256
-#: How long what the store said is believed: what other processes put into it is listed, or gone, that much later.
+#: How long the store's answer is cached: changes by other processes show in lists that much later.
 ROSTER_LIFETIME_NS: Final = NS_PER_S
-#: From this age on, one request makes the roster anew, and those that come meanwhile use the old one.
+#: Age of a roster from which one request makes it anew, while other requests use the old one.
 ROSTER_RENEWED_NS: Final = 3 * ROSTER_LIFETIME_NS // 4
-#: Addresses whose network is remembered: finding it costs more than all else that is done with an entry here.
+#: Addresses whose network is cached: computing it costs more than all other work on an entry here.
 _KNOWN_ADDRESSES: Final = 4 * SAMPLE_LIMIT
-#: A roster this many times as long as what is wanted is drawn from by chance alone, a shorter one is sorted.
+#: A roster more than this many times as long as the draw is sampled by repeated draws, a shorter one is sorted.
 _SPARSE: Final = 8
 
 
 class Roster(Generic[T]):
-    """Things (relays, networks) and their weights, made to be drawn from again and again; without weights all are equal."""
+    """Items (relays, networks) with weights, from which to draw again and again; without weights all are equal."""
 
     def __init__(self, things: Sequence[T], weights: Sequence[float] | None) -> None:
         self._things = things
@@ -66,7 +66,7 @@ class Roster(Generic[T]):
         return len(self._things)
 
     def draw(self, count: int, random: RandomNumbers) -> list[T]:
-        """At most ``count`` different things in the order in which they were drawn."""
+        """At most ``count`` different items in the order in which they were drawn."""
         if self._weights is None:
             return random.sample(self._things, min(count, len(self._things)))
         if len(self._things) > _SPARSE * count:
@@ -78,7 +78,7 @@ class Roster(Generic[T]):
         return [self._things[at] for at in order[:count]]
 
     def _one_by_one(self, count: int, random: RandomNumbers) -> list[T]:
-        """The same distribution, drawing again what was drawn already: what is left is most of the weight."""
+        """The same distribution by repeated draws, ignoring repeated items; most of the weight is never drawn."""
         drawn: dict[int, None] = {}
         total = self._sums[-1]
         while len(drawn) < count:
@@ -92,15 +92,15 @@ def _wait(weight: float, random: RandomNumbers) -> float:
 
 
 class NetworkRoster:
-    """Relays (raw public keys) by network. A network weighs as much as its best relay: numbers buy nothing.
+    """Relays (raw public keys) by network. A network weighs as much as its best relay: more relays gain it nothing.
 
-    ``weigh`` gives the weight of a relay; without it all are equal.
+    ``weigh`` gives the weight of a relay; without ``weigh`` all are equal.
     """
 
     def __init__(self, networks: Mapping[str, Sequence[bytes]], weigh: Callable[[bytes], float] | None) -> None:
         self._weigh = weigh
         self._relays = networks
-        #: Made on first use: most networks of a long list are not drawn before it is made anew.
+        #: Made on first use: most networks of a long list are never drawn before the list is made anew.
         self._rosters: dict[str, Roster[bytes]] = {}
         best = None if weigh is None else [max(map(weigh, keys)) for keys in networks.values()]
         self._networks = Roster(list(networks), best)
@@ -110,15 +110,15 @@ class NetworkRoster:
         self.size = sum(map(len, networks.values()))
 
     def draw(self, count: int, random: RandomNumbers) -> list[bytes]:
-        """At most ``count`` keys: one of each network, then a second of each that has one, …"""
+        """At most ``count`` keys: one of each network, then a second of each network that has one, …"""
         turns = self._turns(count, random, Counter())
         drawn = self._of_turns(turns, random)
         return [drawn[name][turn] for turn, names in enumerate(turns) for name in names]
 
     def draw_part(self, count: int, random: RandomNumbers, taken: Counter[str]) -> list[tuple[int, float, bytes]]:
-        """At most ``count`` relays: which of its network's each is (from 0), when it comes within those, and its key.
+        """At most ``count`` relays: the place of each within its network (from 0), its order among equal places, and its key.
 
-        ``taken`` are the places networks have had before, and is brought up to date.
+        ``taken`` counts the places that networks already have, and is updated.
         """
         part = []
         for name, keys in self._of_turns(self._turns(count, random, taken), random).items():
@@ -128,7 +128,7 @@ class NetworkRoster:
         return part
 
     def _turns(self, count: int, random: RandomNumbers, taken: Counter[str]) -> list[list[str]]:
-        """Which networks have the first place of theirs, which the second, …: ``count`` at most, at random."""
+        """The networks that get a first place, then those that get a second, …: at most ``count`` in all, at random."""
         full = {name for name, places in taken.items() if places >= NETWORK_LIMIT}
         names = [name for name in self._networks.draw(count + len(full), random) if name not in full]
         turns: list[list[str]] = []
@@ -146,7 +146,7 @@ class NetworkRoster:
         return {name: self._of(name, places, random) for name, places in wanted.items()}
 
     def _of(self, name: str, count: int, random: RandomNumbers) -> Sequence[bytes]:
-        """``count`` relays of a network, at random."""
+        """``count`` random relays of a network."""
         relays = self._relays[name]
         if len(relays) == 1:
             return relays
@@ -159,7 +159,7 @@ class NetworkRoster:
 
 
 class _Candidates:
-    """All there is to draw a list from: relays that the ranks name, and the others."""
+    """All relays from which a list is drawn: those that the ranks name, and the others."""
 
     def __init__(self, networks: Mapping[str, Iterable[bytes]], ranks: Ranks | None, now_ns: int) -> None:
         scores: Mapping[bytes, int] = ranks.scores if ranks is not None else {}
@@ -176,7 +176,7 @@ class _Candidates:
         return self._ranked.size + self._others.size
 
     def draw(self, limit: int, random: RandomNumbers) -> list[bytes]:
-        """At most ``limit`` keys, in the order they are to be tried in: first one of each network, then a second, …"""
+        """At most ``limit`` keys in the order for clients to try them: first one of each network, then a second, …"""
         if not self._ranked.size:  # ranks that name no listed relay change nothing
             return self._others.draw(limit, random)
         taken: Counter[str] = Counter()
@@ -189,16 +189,15 @@ class _Candidates:
 class ServerListing:
     """Draws servers that speak ``protocol`` from ``store``; ``ranks()`` gives the document in force, or ``None``.
 
-    With ``proofs``, only relays that are proved are drawn, by the network they were reached in. Without, all that the
-    store has, by the network of the address in their entry (all names count as one network), from a sample of
+    With ``proofs``, only proved relays are drawn, by the network in which they were reached. Without ``proofs``, all relays
+    in the store are drawn, by the network of the address in their entry (all names count as one network), from a sample of
     :data:`SAMPLE_LIMIT`.
 
-    Each answer is drawn anew. What it is drawn from is remembered: an :class:`~dmsg.interfaces.IWatchedStore` is asked
-    at most once in :data:`ROSTER_RENEWED_NS` as long as nothing is put through it that makes a difference. A relay that
-    is put through ``store`` is listed at once among at most :data:`CACHED_FROM`, and within
-    :data:`ROSTER_LIFETIME_NS` among more; one that is not available any more, or loses its proof, is gone at once. What
-    another process puts into a store that several share, and the end of an entry's time, show within
-    :data:`ROSTER_LIFETIME_NS`. Of any other store, entries are read for each answer.
+    Each answer is drawn anew, from a cached roster: an :class:`~dmsg.interfaces.IWatchedStore` is asked at most once in
+    :data:`ROSTER_RENEWED_NS` as long as no put makes a difference. A relay that is put through ``store`` is listed at once
+    among at most :data:`CACHED_FROM`, and within :data:`ROSTER_LIFETIME_NS` among more. A relay that is not available any
+    more, or loses its proof, disappears at once. Puts of another process into a shared store, and the expiry of an entry,
+    show within :data:`ROSTER_LIFETIME_NS`. From any other kind of store, entries are read for each answer.
     """
 
     def __init__(
@@ -225,7 +224,7 @@ class ServerListing:
             watched.watch(self._cache.changed)
 
     async def servers(self, limit: int, now_ns: int) -> list[Entry]:
-        """At most ``limit`` entries of available servers, in the order they are to be tried in."""
+        """At most ``limit`` entries of available servers, in the order for clients to try them."""
         ranks = self._ranks()
         if ranks is not None and not ranks.freshness(now_ns / NS_PER_S):
             ranks = None
@@ -252,7 +251,7 @@ class ServerListing:
         except DiscoveryError as error:
             failure = Failure(error)
             raise
-        finally:  # those that wait share the failure; when this request was given up, one of them goes on
+        finally:  # requests that wait share the failure; if this request was given up, one of them takes over
             self._renewing = False
             self._waiting.fire(failure)
 
@@ -261,7 +260,7 @@ class ServerListing:
         return self._cache.version if self._is_watched else None
 
     async def _drawn_anew(self, limit: int, ranks: Ranks | None, now_ns: int) -> list[Entry]:
-        """The list, from a roster made now."""
+        """The list, drawn from a new roster."""
         version = self._version_of_store
         with self._cache.reading():
             entries = {entry.static.raw: entry for entry in await self._sample(ranks, now_ns)}
@@ -270,7 +269,7 @@ class ServerListing:
         return [entries[key] for key in candidates.draw(limit, self._random)]
 
     def _is_due(self, now_ns: int) -> bool:
-        """Whether this request is the one to make the roster anew before its time is over."""
+        """Whether this request is the one that makes the roster anew before the old one expires."""
         return not self._renewing and now_ns - self._made_for[2] >= ROSTER_RENEWED_NS
 
     def _remember(
@@ -281,9 +280,9 @@ class ServerListing:
         return self._candidates
 
     def _current(self, ranks: Ranks | None, version: int | None, now_ns: int) -> _Candidates | None:
-        """What was made before, unless it is out of date: a long list may be so for a moment, a short one must not.
+        """The cached candidates, unless they are out of date: a long list may be for a moment, a short one must not.
 
-        ``version`` is the one there was when it was asked for, so that what was made meanwhile will do.
+        ``version`` is the version at the time of the request, so candidates made since then are good enough.
         """
         made_ranks, made_version, made_ns = self._made_for
         if self._candidates is None or made_ranks is not ranks or not 0 <= now_ns - made_ns < ROSTER_LIFETIME_NS:
@@ -309,7 +308,7 @@ class ServerListing:
         return [by_key[key] for key in keys if key in by_key]
 
     async def _sample(self, ranks: Ranks | None, now_ns: int) -> list[Entry]:
-        """Entries of at most :data:`SAMPLE_LIMIT` available servers; with ranks, better ones likelier."""
+        """Entries of at most :data:`SAMPLE_LIMIT` available servers; with ranks, better ones are more likely."""
         if ranks is None or not IRankedStore.providedBy(self._store):
             return await self._store.available_servers(SAMPLE_LIMIT, now_ns, self._protocol)
         store: IRankedStore = self._store

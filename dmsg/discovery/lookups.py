@@ -1,4 +1,4 @@
-"""What discovery says of peers: asked for once for all that wait for it, and kept for some seconds."""
+"""Look-ups of peers in discovery: one question for all that wait for its answer, which is cached for some seconds."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from dmsg.sansio.rate import TokenBucket
 
 T = TypeVar("T")
 
-#: A question that has had no answer for so long, in seconds, makes discovery count as silent, and for how long it does
-#: unless it answers.
+#: Seconds without an answer to a question after which discovery counts as silent, and seconds for which it then does unless
+#: it answers.
 SILENT_AFTER_S: Final = 1.0
 SILENCE_S: Final = 30.0
 
@@ -31,14 +31,15 @@ SILENCE_S: Final = 30.0
 class CallerLimits:
     """Look-ups of callers: peers that ask for a transport in the clear.
 
-    They hold twice: for callers of whom discovery had an entry before, and for all others. So strangers without an entry
-    take nothing from peers that have one.
+    Each limit applies twice: to callers for whom discovery had an entry before, and to all others. So strangers without an
+    entry take nothing from peers that have one.
     """
 
-    #: Answers kept: more than look-ups are possible in the five seconds for which an answer counts.
+    #: Cached answers: more than there can be look-ups in the five seconds for which an answer is valid.
     entries: int = 1_024
-    #: Look-ups under way at one time; a second; and in a burst. Beyond that a caller is taken to promise end-to-end
-    #: security, as when discovery does not answer. Both kinds together ask a tenth of what a discovery answers one client.
+    #: Look-ups under way at one time; per second; and in a burst. Beyond that, a caller is assumed to promise end-to-end
+    #: security, as when discovery does not answer. Both kinds together send a tenth of the questions that a discovery answers
+    #: one client.
     at_once: int = 8
     per_s: float = 10.0
     burst: int = 25
@@ -46,17 +47,17 @@ class CallerLimits:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What discovery said of a peer at ``at_s``: its relays, and whether it promises end-to-end security."""
+    """Discovery's answer about a peer at ``at_s``: its relays, and whether it promises end-to-end security."""
 
     servers: tuple[PublicKey, ...]
     promised: bool
     at_s: float = 0.0
-    #: A dial that went by it failed: discovery is asked anew before the next one.
+    #: A dial that used this answer has failed: discovery is asked again before the next dial.
     doubted: bool = False
 
 
 class _Table(Generic[T]):
-    """At most ``limit`` things by peer; the one put in longest ago goes first."""
+    """At most ``limit`` items by peer; the one put in longest ago is evicted first."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -75,13 +76,13 @@ class _Table(Generic[T]):
             self._things.popitem(last=False)
 
     def change(self, peer: PublicKey, how: Callable[[T], T]) -> None:
-        """Change what is there of ``peer``, if anything is; it keeps its place."""
+        """Change the item of ``peer``, if there is one; it keeps its place."""
         thing = self._things.get(peer)
         if thing is not None:
             self._things[peer] = how(thing)
 
     def forget(self, is_over: Callable[[T], bool]) -> None:
-        """Forget the two put in longest ago if they are over: more than come in at a time."""
+        """Forget the two items put in longest ago if they are over: two, because one item comes in at a time."""
         for _ in range(2):
             oldest = next(iter(self._things), None)
             if oldest is None or not is_over(self._things[oldest]):
@@ -90,7 +91,7 @@ class _Table(Generic[T]):
 
 
 class _Callers:
-    """One of the two kinds of callers: what is known of them, and how much may be asked about them."""
+    """One of the two kinds of callers: the answers about them, and the limits of questions about them."""
 
     def __init__(self, limits: CallerLimits, now: float) -> None:
         self.known: _Table[Known] = _Table(limits.entries)
@@ -99,7 +100,7 @@ class _Callers:
         self._bucket = TokenBucket(limits.per_s, limits.burst, now)
 
     def take(self, now: float) -> bool:
-        """Whether one more question may be asked now."""
+        """Whether another question may be asked now."""
         return self.asking < self._at_once and self._bucket.take(now)
 
 
@@ -109,15 +110,15 @@ class _Flight:
     def __init__(self, abandoned: Callable[[], None], began_s: float) -> None:
         self.began_s = began_s
         self.waiting: Waiters[Known] = Waiters(abandoned)
-        #: Whether a dial has asked, and not only a caller is looked up.
+        #: Whether a dial has asked, and not only the look-up of a caller.
         self.dialled = False
         self.asking: Deferred[Known] | None = None
 
 
 class Lookups:
-    """The entries of at most ``limit`` peers that were dialled, each as it was when it was last asked for.
+    """Discovery's last answers about at most ``limit`` peers that were dialled.
 
-    What callers are looked up for is kept apart, so that no stranger's request makes a dial ask again.
+    Answers about callers are kept separately, so that no stranger's request makes a dial ask again.
     """
 
     def __init__(
@@ -129,13 +130,13 @@ class Lookups:
         self._found = _Callers(callers, clock.seconds())
         self._others = _Callers(callers, clock.seconds())
         self._flights: dict[PublicKey, _Flight] = {}
-        #: How many hold the question about each peer.
+        #: Holders of the question about each peer, see :meth:`holding`.
         self._holders: Counter[PublicKey] = Counter()
         self._silent_until = 0.0
 
     @property
     def is_silent(self) -> bool:
-        """Whether discovery has lately left a question without an answer, and has answered none since."""
+        """Whether discovery has lately failed to answer a question, and has answered none since."""
         return self._clock.seconds() < self._silent_until
 
     def is_asking(self, peer: PublicKey) -> bool:
@@ -148,7 +149,7 @@ class Lookups:
         return self._clock.seconds() - flight.began_s if flight is not None else 0.0
 
     def known(self, peer: PublicKey, lifetime_s: float) -> Known | None:
-        """What was said of ``peer`` within the last ``lifetime_s`` seconds, if it was dialled then."""
+        """The answer about ``peer`` for a dial within the last ``lifetime_s`` seconds, if there was one."""
         return self._fresh(self._known.get(peer), lifetime_s)
 
     def _fresh(self, known: Known | None, lifetime_s: float) -> Known | None:
@@ -157,15 +158,15 @@ class Lookups:
         return known
 
     def earlier(self, peer: PublicKey, lifetime_s: float) -> Known | None:
-        """What was last said of ``peer``, within ``lifetime_s`` seconds: to go by when discovery has no answer."""
+        """The last answer about ``peer`` within ``lifetime_s`` seconds, for use when discovery has no answer."""
         said = [known for known in (self._known.get(peer), self._found.known.get(peer)) if known is not None]
         known = max(said, key=lambda known: known.at_s, default=None)
         return known if known is not None and known.at_s + lifetime_s >= self._clock.seconds() else None
 
     def reached(self, peer: PublicKey, relay: PublicKey) -> None:
-        """A transport with ``peer``, sealed, has just gone on over ``relay``: the peer is there, whatever discovery said before.
+        """A sealed transport with ``peer`` has just gone on over ``relay``: the peer is there, whatever discovery said before.
 
-        Dials that wait for what discovery says now go by that.
+        Dials that wait for discovery's answer use this relay.
         """
 
         def add(known: Known) -> Known:
@@ -180,12 +181,12 @@ class Lookups:
             flight.waiting.fire(Known(servers, promised=True, at_s=self._clock.seconds()))
 
     def doubt(self, peer: PublicKey) -> None:
-        """Ask anew next time."""
+        """Ask discovery again next time."""
         self._known.change(peer, lambda known: replace(known, doubted=True))
 
     @contextmanager
     def holding(self, peer: PublicKey) -> Iterator[None]:
-        """Within, a question about ``peer`` goes on also while nothing waits for its answer."""
+        """Within this context, a question about ``peer`` goes on even while nothing waits for its answer."""
         self._holders[peer] += 1
         try:
             yield
@@ -198,10 +199,10 @@ class Lookups:
                     self._give_up(peer)
 
     async def promised(self, peer: PublicKey, lifetime_s: float) -> bool:
-        """Whether the entry of a caller promises end-to-end security, asked for unless known within ``lifetime_s``.
+        """Whether the entry of a caller promises end-to-end security. Asks unless there is an answer within ``lifetime_s``.
 
-        ``True`` also when there is no entry or no answer, which is remembered in the same way, and when too much has been
-        asked about callers (:class:`CallerLimits`).
+        Also ``True`` when there is no entry or no answer, which is cached in the same way, and when the limits of questions
+        about callers are reached (:class:`CallerLimits`).
         """
         for table in (self._known, self._found.known, self._others.known):
             known = self._fresh(table.get(peer), lifetime_s)
@@ -226,7 +227,7 @@ class Lookups:
     def ask(self, peer: PublicKey) -> Deferred[Known]:
         """Ask discovery for a dial; fails with a ``DiscoveryError``.
 
-        A question is given up when nothing waits for its answer any more, and nothing holds it.
+        A question is given up when nothing waits for its answer and nothing holds it.
         """
         return self._fly(peer, dialled=True)
 

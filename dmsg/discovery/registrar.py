@@ -1,8 +1,8 @@
-"""Publishes one key's entry: what the services of a program want in it, together (:ref:`spec-publishing`).
+"""Publishes one key's entry for all services of a program (:ref:`spec-publishing`).
 
 A program may have several services with one key, such as a client of each protocol. An entry has one client half, so each
-names its relays to an :class:`EntryPublisher`, and the entry has them all. :mod:`~dmsg.discovery.keeper` brings it to
-discovery.
+service names its relays to an :class:`EntryPublisher`, and the entry has all of them. :mod:`~dmsg.discovery.keeper` brings
+the entry to discovery.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from dmsg.sansio.jitter import RandomNumbers
 
 
 class EntryPublisher:
-    """What one service publishes in the entry of its key. :meth:`EntryRegistrar.publisher` makes one.
+    """The part of one service in the entry of its key. :meth:`EntryRegistrar.publisher` makes one.
 
     Nothing is published before the first :meth:`set_client` or :meth:`set_server`.
     """
 
     def __init__(self, registrar: EntryRegistrar, version: str) -> None:
-        #: What the service promises as a client (``"0.1.0"``: end-to-end security), and its relays once it is one.
+        #: The promise of the service as a client (``"0.1.0"``: end-to-end security), and its relays once it is a client.
         self.promise = version
         self.relays: frozenset[PublicKey] | None = None
-        #: The server half, if the service is a relay, and what that speaks.
+        #: The server half, if the service is a relay, and the protocol of that relay.
         self.server: ServerPart | Unmanaged | None = Unmanaged.HALF
         self.protocol = DMSG
         self._registrar = registrar
 
     @property
     def public_key(self) -> PublicKey:
-        """Whose entry this is."""
+        """The key of the entry."""
         return self._registrar.secret_key.public_key
 
     @property
@@ -49,20 +49,20 @@ class EntryPublisher:
 
     @property
     def problem(self) -> str:
-        """Why no discovery could be told of the entry, for people; "" if one was, or nothing has failed yet."""
+        """Why no discovery has accepted the entry, for people; "" if one has, or nothing has failed yet."""
         problems = [one.problem for one in self._registrar.keepers]
         return problems[0] if problems and all(problems) else ""
 
     def set_client(self, delegated_servers: Iterable[PublicKey]) -> None:
-        """Publish these relays as ones this client can be reached through; their order does not matter."""
+        """Publish the relays through which this client can be reached; their order does not matter."""
         self.relays = frozenset(delegated_servers)
         self._registrar.changed(self)
 
     def set_server(self, address: HostPort | None, available_connections: int = 0, *, protocol: str = DMSG) -> None:
         """Publish a relay at ``address`` that speaks ``protocol`` and has this many connections left.
 
-        ``None`` says that there is none. A key has one relay, so one of its services calls this. Entries of messaging
-        relays have the port a second time, by itself.
+        ``None`` means that there is no relay. A key has one relay, so only one of its services calls this. Entries of
+        messaging relays have the port a second time, in ``port``.
         """
         port = str(address.port) if address is not None and protocol == MESSAGING else ""
         self.server = None if address is None else ServerPart(str(address), available_connections, port)
@@ -70,7 +70,7 @@ class EntryPublisher:
         self._registrar.changed(self)
 
     async def published(self) -> None:
-        """Wait until what is wanted now (or something wanted later) is in discovery; in one of several.
+        """Wait until the entry as it is wanted now (or later) is in discovery, or in one of several.
 
         Raises ``DiscoveryUnavailable`` if the registrar is closed before that.
         """
@@ -80,25 +80,25 @@ class EntryPublisher:
             error.failures[0].raiseException()
 
     async def close(self, *, withdraw: bool = False) -> None:
-        """Publish nothing more for this service; the last of a registrar's ends it.
+        """Publish nothing more for this service; the registrar ends with its last publisher.
 
-        What other services publish goes on. With ``withdraw``, the last first says that nothing is to be had here: no
-        relays, no connections left. That is tried once, for at most :data:`~dmsg.discovery.keeper.WITHDRAW_TIMEOUT_S`;
-        failing to is only logged.
+        Other services go on publishing. With ``withdraw``, the last publisher first withdraws the entry: no relays, no
+        connections left. It tries that once, for at most :data:`~dmsg.discovery.keeper.WITHDRAW_TIMEOUT_S`; a failure is
+        only logged.
         """
         await self._registrar.leave(self, withdraw)
 
     def reopen(self) -> None:
-        """Publish again what is set from now on; nothing happens unless it was closed."""
+        """Publish again, after :meth:`close`, what is set from now on; nothing happens unless it was closed."""
         self._registrar.rejoin(self)
 
 
 class EntryRegistrar(EntryPublisher):
-    """Looks after the entry of ``secret_key``'s public key in ``discovery``: an ``IDiscovery``, or several of them as a
+    """Keeps the entry of ``secret_key``'s public key in ``discovery``: an ``IDiscovery``, or several of them as a
     :class:`~dmsg.discovery.several.DiscoveryList`.
 
-    A program has one for each key, and each of its services a :meth:`publisher` of it. A single service uses the
-    registrar itself, which is a publisher, too: ``version`` is what that promises.
+    A program has one registrar for each key, and each of its services a :meth:`publisher` of that registrar. A single service
+    uses the registrar itself, which is a publisher, too, and promises ``version``.
 
     ``clock`` (``IReactorTime``) drives pauses, ``now_ns()`` (Unix time in nanoseconds) gives timestamps, ``random``
     spreads retries. ``events`` gets an :class:`~dmsg.eventlog.schema.EntryPublished` for every POST.
@@ -127,7 +127,7 @@ class EntryRegistrar(EntryPublisher):
         self._left: set[EntryPublisher] = set()
 
     def publisher(self, version: str = BASE_VERSION) -> EntryPublisher:
-        """A publisher for one service, which promises ``version``; the entry promises the most that any does."""
+        """A publisher for one service, which promises ``version``; the entry has the highest promise of all services."""
         made = EntryPublisher(self, version)
         self._publishers.append(made)
         return made

@@ -21,10 +21,10 @@ from dmsg.interfaces import IDiscovery, IRankedDiscovery
 
 T = TypeVar("T")
 
-#: How long a discovery that could not be reached, or was slow to answer, is asked after the others, in seconds: otherwise
-#: every dial would wait for its time limit first.
+#: Seconds for which a discovery that could not be reached, or was slow to answer, is asked after the others: otherwise every
+#: dial would first wait for its timeout.
 REST_S: Final = 30.0
-#: When one has not answered for so long, in seconds, the next is asked, too: a dial has no more time than one discovery.
+#: Seconds without an answer after which the next discovery is asked, too: a dial has no more time than one discovery.
 PATIENCE_S: Final = 1.0
 
 
@@ -33,13 +33,13 @@ class DiscoveryList:
     """``discoveries``, the preferred one first; at least one, else ``ConfigError``. ``clock`` measures :data:`REST_S`,
     ``now_s()`` is Unix time, by which ranks fade.
 
-    Reads go to the first that has an answer: a discovery that cannot be reached, gives something wrong, does not know
-    the key or lists no servers is passed over, and one that has not answered within :data:`PATIENCE_S` is waited for beside
-    the next. Each discovery is trusted as much as a single one would be: it may know an
-    older entry of a key than the others, which is not noticed between them.
+    Reads go to the first discovery that has an answer. A discovery that cannot be reached, gives an invalid answer, does not
+    know the key or lists no servers is skipped. When one has not answered within :data:`PATIENCE_S`, the next is asked as
+    well. Each discovery is trusted as much as a single one would be: it may have an older entry of a key than the others, and
+    this is not noticed.
 
     An :class:`~dmsg.discovery.registrar.EntryRegistrar` keeps the entry in every one of them, with a sequence of its own
-    in each, so one that was away for a while catches up.
+    in each, so a discovery that was away for a while catches up.
     """
 
     _log = Logger()
@@ -55,7 +55,7 @@ class DiscoveryList:
         self._rests_until = [0.0] * len(discoveries)
 
     async def close(self) -> None:
-        """Close those that can be closed."""
+        """Close all discoveries that can be closed."""
         for one in self.discoveries:
             close: Any = getattr(one, "close", None)
             if close is not None:
@@ -64,11 +64,11 @@ class DiscoveryList:
     # --- IRankedDiscovery ----------------------------------------------------------------------------------------
 
     async def get_entry(self, public_key: PublicKey) -> Entry:
-        """The entry the first one has. Raises ``EntryNotFound`` if one says so and none has it."""
+        """The entry of the first discovery that has it. Raises ``EntryNotFound`` if one says so and none has the entry."""
         return await self._first(lambda one: one.get_entry(public_key))
 
     async def available_servers(self, protocol: str = DMSG) -> list[Entry]:
-        """The list of the first one that has any servers; empty if none has."""
+        """The list of the first discovery that lists any servers; empty if none does."""
 
         async def listed(discovery: IDiscovery) -> list[Entry]:
             servers: list[Entry] = await discovery.available_servers(protocol)
@@ -82,9 +82,9 @@ class DiscoveryList:
             return []
 
     async def relay_ranks(self) -> Ranks | None:
-        """The ranks of the first one that has some which count in full; without any, those that count most.
+        """The ranks of the first discovery whose ranks count in full; if there is none, the ranks that count most.
 
-        One that is away, or gets no new ranks, has its last ones for good.
+        A discovery that is away, or gets no new ranks, keeps its last ones.
         """
         found: Ranks | None = None
         freshness = -1.0
@@ -97,9 +97,9 @@ class DiscoveryList:
         return found
 
     async def post_entry(self, entry: Entry) -> None:
-        """Post ``entry`` to every one; returns when all have answered and one has taken it.
+        """Post ``entry`` to all discoveries; returns when all have answered and at least one has accepted it.
 
-        What the others refuse it with is logged. Raises the error of the preferred one if none has taken it.
+        The refusals of the others are logged. Raises the error of the preferred discovery if none has accepted it.
         """
         posting = [Deferred.fromCoroutine(one.post_entry(entry)) for one in self.discoveries]
         failures: list[Any] = [
@@ -116,14 +116,14 @@ class DiscoveryList:
         return _Question(self, self._clock, order, ask).done
 
     def rest(self, at: int) -> None:
-        """Ask the discovery at that place after the others from now on."""
+        """Ask the discovery number ``at`` after the others for :data:`REST_S`."""
         self._rests_until[at] = self._clock.seconds() + REST_S
 
 
 class _Question(Generic[T]):
-    """What several discoveries are asked, in ``order``: the next one when one has no answer, or none for a while.
+    """A question to several discoveries in ``order``: to the next when one has no answer, or has not answered for a while.
 
-    ``done`` fires with the first answer, or fails when none has one; cancelling it gives up.
+    ``done`` fires with the first answer, or fails when no discovery has one; cancelling it gives up.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class _Question(Generic[T]):
         self._ask = ask
         self._left = order
         self._errors: list[DiscoveryError] = []
-        #: Those that are asked, and since when.
+        #: The discoveries that are being asked, and since when.
         self._asked: dict[int, tuple[Deferred[Any], float]] = {}
         self._timer: IDelayedCall | None = None
         self._next()
@@ -154,7 +154,7 @@ class _Question(Generic[T]):
 
     def _out_of_patience(self) -> None:
         self._timer = None
-        for at in self._asked:  # also the last one, although asking it took a part of its time
+        for at in self._asked:  # including the last one, although it did not have all of this time
             self._of.rest(at)
         self._next()
 
