@@ -78,7 +78,7 @@ class Roster(Generic[T]):
         return [self._things[at] for at in order[:count]]
 
     def _one_by_one(self, count: int, random: RandomNumbers) -> list[T]:
-        """The same distribution by repeated draws, ignoring repeated items; most of the weight is never drawn."""
+        """The same distribution, item by item. Repeats are ignored; they are rare, as most of the weight stays undrawn."""
         drawn: dict[int, None] = {}
         total = self._sums[-1]
         while len(drawn) < count:

@@ -1,1 +1,1 @@
-"""How a discovery finds out that a relay is where its entry says, before it lists it."""
+"""Proofs that a relay is at the address in its entry, which discovery demands before it lists the relay."""

@@ -1,6 +1,6 @@
-"""How many connections in vain a stranger's registrations may cost others. Pure.
+"""Limits for failed connections to others that a stranger's registrations cause. Pure.
 
-Failures are what is counted: a proof takes from each budget that concerns it, and gives back when it succeeds.
+Only failures count: a proof takes a token of each budget that concerns it, and gives the tokens back when it succeeds.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dmsg.discovery.proofs.limits import ProofLimits
 from dmsg.discovery.proofs.record import RelayRecord
 from dmsg.sansio.rate import RateLimiterTable
 
-#: A proof of an address whose budget is used up waits no longer than this, in seconds, while another proof is under way
-#: there: if that one succeeds, the budget is there again.
+#: Longest wait in seconds for the used-up budget of an address while another proof is under way there: if that proof
+#: succeeds, its token comes back.
 _POLL_S: Final = 1.0
 #: Shortest wait for a budget, in seconds, so that a rounding error does not become a loop.
 _SHORTEST_WAIT_S: Final = 0.05
@@ -25,9 +25,9 @@ _Claims = list[tuple[RateLimiterTable[str], str]]
 
 
 class ProofBudgets:
-    """Failed proofs left to each target address, each target network and each source of registrations.
+    """Budgets of failed proofs for each target address, each target network and each source of registrations.
 
-    A source is a network, or an address for what it registers at itself.
+    A source is a network; for relays that an address registers at itself, it is that address.
     """
 
     def __init__(self, limits: ProofLimits) -> None:
@@ -41,15 +41,15 @@ class ProofBudgets:
         self._sources: RateLimiterTable[str] = RateLimiterTable(
             limits.failures_per_source_per_s, limits.failures_per_source, most
         )
-        #: What is given back, and where the proof is under way. By record, because a key that was forgotten may come back
-        #: while a proof of it is under way.
+        #: The tokens to give back, and the address of the proof that is under way. By record, because a forgotten key may come
+        #: back while its proof is under way.
         self._under_way: dict[RelayRecord, tuple[_Claims, str]] = {}
         self._busy: Counter[str] = Counter()
 
     def take(self, record: RelayRecord, ip: str, now: float) -> float:
-        """Take what a proof of ``record`` at ``ip`` may cost: 0, or how many seconds to wait because it is not there.
+        """Take the tokens for a proof of ``record`` at ``ip``. Returns 0, or the seconds to wait if a budget is used up.
 
-        The wait doubles each time: of thousands that wait for one budget only a few can get it.
+        The wait doubles each time, because only a few of thousands that wait for one budget can get a token.
         """
         claims, address = self._claims(record, ip), address_group(ip)
         for at, (table, name) in enumerate(claims):
@@ -80,12 +80,12 @@ class ProofBudgets:
     def _claims(self, record: RelayRecord, ip: str) -> _Claims:
         network = network_group(ip)
         if record.network == network:
-            return []  # it was proved there
+            return []  # already proved there
         claims: _Claims = []
         address = address_group(ip)
         is_own = bool(record.source_host) and address_group(record.source_host) == address
         if is_global(record.source_host):  # else it is on a private network, or behind a web server with all others
-            # What registers itself counts for its address alone, so that no neighbour in its network uses that up.
+            # A relay that registers itself counts for its address alone, so that neighbours cannot use its budget up.
             claims.append((self._sources, address if is_own else record.source))
         if not is_own:
             claims += [(self._addresses, address), (self._networks, network)]

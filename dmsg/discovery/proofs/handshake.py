@@ -23,30 +23,30 @@ from dmsg.glue.shell import Shell
 from dmsg.interfaces import IRelayProver
 from dmsg.sansio.core import Core
 
-#: A proof takes no longer than this, in seconds, whatever its user does.
+#: Longest time of a proof in seconds, even if its user sets no timeout.
 TIMEOUT_S: Final = 10.0
 
 
 @implementer(IRelayProver)
 class HandshakeProver(ABC):
-    """Connects through ``reactor`` with a key made up for the purpose, and leaves before it is admitted.
+    """Connects through ``reactor`` with a temporary key, and disconnects before it is admitted.
 
-    A protocol's own class makes the cores. Nothing is sent after what a core says first.
+    A subclass for each protocol makes the cores. Only a core's first bytes are sent.
     """
 
     def __init__(self, reactor: Any, *, random: Random = os.urandom) -> None:
         self._reactor = reactor
         self._random = random
-        # The end of the handshake, which would make a client of the prover, is never sent.
+        # The last message of the handshake, which would make the prover a client, is never sent.
         self._key = SecretKey.generate(random)
 
     @abstractmethod
     def make_core(self, key: SecretKey, relay: PublicKey, now: float) -> Core:
-        """The client's side of a handshake with ``relay``, which is to take no longer than :data:`TIMEOUT_S`."""
+        """The client's side of a handshake with ``relay``, with a timeout of :data:`TIMEOUT_S`."""
 
     @abstractmethod
     def is_proof(self, core: Core, events: Sequence[object]) -> bool:
-        """Whether the relay has shown its key, after one read; ``events`` are what the core told of it."""
+        """Whether the relay has shown its key, after one read; ``events`` are the core's events so far."""
 
     def resolve(self, host: str) -> Deferred[list[str]]:
         """See :class:`~dmsg.interfaces.IRelayProver`."""
@@ -80,7 +80,7 @@ class _Proof:
 
     def _not_connected(self, failure: Failure) -> None:
         if self._connecting is None:
-            return  # cancelled: an endpoint has its own error for that
+            return  # cancelled: endpoints have an error of their own for that
         self._connecting = None
         if getattr(failure.value, "osError", None) in (errno.EMFILE, errno.ENFILE):
             self._fail("not_tried")
@@ -106,21 +106,21 @@ class _Proof:
     # --- from the shell ----------------------------------------------------------------------------------------------
 
     def handle_events(self, shell: Shell, events: Sequence[object]) -> None:
-        """Keep what the core has found out until the read is over."""
+        """Keep the core's events until the read is over."""
         self._events += events
 
     def after_read(self, shell: Shell) -> None:
-        """Leave once the relay has shown its key. Nothing is sent: what the core has to say now may finish the handshake."""
+        """Disconnect once the relay has shown its key. Send nothing: the core's next bytes may finish the handshake."""
         if self._prover.is_proof(shell.core, self._events):
             shell.fail(DmsgError("proved"))
             if not self._done.called:
                 self._done.callback(None)
 
     def flushed(self, shell: Shell) -> None:
-        """Nothing waits for it."""
+        """Ignored."""
 
     def connection_lost(self, shell: Shell, error: DmsgError | None, reason: Failure) -> None:
-        """Over, one way or the other."""
+        """The proof is over: report a failure unless it has succeeded."""
         if isinstance(error, RemoteProtocolError):
             self._fail("timeout" if error.reason == "timeout" else "wrong_key")
         else:

@@ -1,8 +1,8 @@
 """Proves relays before they are listed: a TCP connection to the address of the entry and a handshake with its key.
 
-:ref:`spec-proofs`. Otherwise a list could be filled with entries that cost nothing but keys, and clients be sent to
-whatever hosts a stranger names. :mod:`~dmsg.discovery.proofs.schedule` decides who is proved when; this module does it,
-with an :class:`~dmsg.interfaces.IRelayProver` for each protocol.
+:ref:`spec-proofs`. Otherwise a stranger could fill the list with entries that cost nothing but keys, and send clients to any
+hosts. :mod:`~dmsg.discovery.proofs.schedule` decides which relay is proved when; this module proves it, with an
+:class:`~dmsg.interfaces.IRelayProver` for each protocol.
 """
 
 from __future__ import annotations
@@ -30,33 +30,32 @@ from dmsg.sansio.backoff import SHORTEST_PAUSE_S
 from dmsg.sansio.jitter import RandomNumbers
 from dmsg.sansio.rate import TokenBucket
 
-#: Records looked at in one turn of the reactor; the rest of a long queue waits for the next one.
+#: Records handled in one turn of the reactor; the rest of a long queue waits for the next turn.
 _PUMP_RECORDS: Final = 64
 #: Entries read from the store at a time.
 _SYNC_BATCH: Final = 250
-#: What is left for the connection after a slow name resolution is never less than this, in seconds.
+#: Least time in seconds for the connection after a slow name resolution.
 _SHORTEST_PROOF_S: Final = 0.5
 #: Log lines of relays that leave the list, per second in the long run and at once.
 _LOG_RATE_PER_S: Final = 0.2
 _LOG_BURST: Final = 20.0
-#: What a proof can come to, besides the reasons of ``ProofFailed``.
+#: The result of a proof that succeeds; the others are the reasons of ``ProofFailed``.
 _OK: Final = "ok"
-#: Of these, what says that the relay is not there. The others may be bad luck, or a flood of connections to it.
+#: The reasons that mean that the relay is not there. The others may be bad luck, or a flood of connections to it.
 _CERTAIN: Final = ("refused", "wrong_key", "not_global")
-#: No outcome: this discovery had no descriptor for it.
+#: No result: this discovery had no descriptor for the connection.
 _NOT_TRIED: Final = "not_tried"
-#: Every outcome, as metrics name them.
+#: All results, as metrics name them.
 RESULTS: Final = (_OK, "no_address", "not_global", "refused", "unreachable", "timeout", "closed", "wrong_key")
 
 
 class RelayProofs:
-    """Knows which relays of ``store`` are where they say.
+    """Knows which relays of ``store`` are at the addresses in their entries.
 
-    ``provers`` are by what relays speak (:attr:`~dmsg.discovery.entry.Entry.protocol`); a relay that speaks anything
-    else is never proved.
-    It proves what :meth:`offer` tells it of at once, and what other processes put into ``store`` when it finds it there;
-    then each again every ``limits.interval_s``. ``clock`` drives it, ``now_ns()`` is Unix time in nanoseconds for the
-    store. Several discoveries over one store each prove for themselves.
+    ``provers`` are by protocol of the relay (:attr:`~dmsg.discovery.entry.Entry.protocol`); a relay of any other protocol is
+    never proved. Relays given to :meth:`offer` are proved at once, relays that other processes put into ``store`` when they
+    are found there; then each again every ``limits.interval_s``. ``clock`` drives the proofs, ``now_ns()`` is Unix time in
+    nanoseconds for the store. Discoveries that share a store each make their own proofs.
     """
 
     _log = Logger()
@@ -73,7 +72,7 @@ class RelayProofs:
         limits: ProofLimits | None = None,
     ) -> None:
         self.limits = limits or ProofLimits()
-        #: How many proofs came to what: one of :data:`RESULTS`.
+        #: Number of proofs by result, one of :data:`RESULTS`.
         self.results: Counter[str] = Counter()
         self._store = store
         self._provers = provers
@@ -95,7 +94,7 @@ class RelayProofs:
     # --- from start to end ---------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin with what the store has."""
+        """Begin with the relays in the store."""
         self._running = True
         self._started_at = self._clock.seconds()
         self._sync()
@@ -118,7 +117,7 @@ class RelayProofs:
     # --- what is told --------------------------------------------------------------------------------------------
 
     def offer(self, entry: Entry, source_host: str = "") -> None:
-        """``entry`` was registered by ``source_host`` (an IP address, "" if it is not known): prove what is new in it."""
+        """``entry`` was registered by ``source_host`` (an IP address, "" if unknown): prove its claims if they are new."""
         if is_available(entry) and self._may_be_proved(entry):
             self._offer(entry, source_host)
             self._pump()
@@ -147,14 +146,14 @@ class RelayProofs:
         return self._schedule.version
 
     def holds_for(self, entry: Entry) -> bool:
-        """Whether what was proved is what ``entry``, as the store has it now, says.
+        """Whether the proof is for the address and protocol in ``entry``, as the store has it now.
 
-        Another process may have taken a later entry with another address or protocol: that one is proved then.
+        Another process may have accepted a later entry with another address or protocol, which is proved then.
         """
         record = self._schedule.get(entry.static.raw)
         if record is None or entry.server is None:
             return False
-        # The text is compared first: it is the same as a rule, and reading it costs ten times as much.
+        # Compare the texts first: they are mostly equal, and parsing costs ten times as much.
         moved = str(record.address) != entry.server.address and record.address != entry.server.host_port
         if moved or record.protocol != entry.protocol:
             self.offer(entry)
@@ -166,22 +165,22 @@ class RelayProofs:
         return record is not None and record.proved and record.available
 
     async def first_proofs(self, protocol: str) -> None:
-        """Wait for first proofs under way if that may change the answer for ``protocol`` much.
+        """Wait for first proofs under way if they may change the answer for ``protocol`` much.
 
-        That is when nothing is listed, or discovery has just started; at most ``limits.first_proofs_s``.
+        This is so when nothing is listed, or discovery has just started. Waits at most ``limits.first_proofs_s``.
         """
         just_started = self._clock.seconds() - self._started_at < self.limits.first_proofs_s
         if self._running and (just_started or not self.networks(protocol)) and not self._is_quiet():
             await self._waiters.wait_at_most(self.limits.first_proofs_s, self._clock)
 
     def quiet(self) -> Deferred[None]:
-        """Fires when no relay is left whose first proof has no outcome. Cancelling gives up waiting."""
+        """Fires when the first proofs of all relays have a result. Cancelling gives up waiting."""
         waiter = self._waiters.wait()
         self._check_waiters()
         return waiter
 
     def stats(self) -> dict[str, float]:
-        """Relays listed, relays known, records whose turn has not come; ``proofs_`` and a result: how many."""
+        """Numbers of relays listed, relays known and records waiting; ``proofs_RESULT`` is the number of each result."""
         schedule = self._schedule
         numbers: dict[str, float] = {
             "relays_listed": schedule.listed,
@@ -202,14 +201,14 @@ class RelayProofs:
     # --- proving -------------------------------------------------------------------------------------------------
 
     def _pump(self) -> None:
-        """Begin as many proofs as may be under way."""
+        """Begin as many proofs as the limits allow."""
         if not self._running:
             return
         now = self._clock.seconds()
         wait_s: float | None = 0.0
         for _ in range(_PUMP_RECORDS):
             if len(self._proving) >= self.limits.concurrent:
-                return  # the end of one begins the next
+                return  # a proof that ends begins the next one
             record = self._schedule.next(now)
             if record is None:
                 due = self._schedule.next_due(now)
@@ -253,7 +252,7 @@ class RelayProofs:
             result = "timeout"
         except CancelledError:
             return
-        except Exception:  # a prover with a fault costs this one proof
+        except Exception:  # a bug in a prover costs only this proof
             self._log.failure("a relay could not be proved")
             result = "unreachable"
         if result == _NOT_TRIED:
@@ -273,7 +272,7 @@ class RelayProofs:
             )
 
     async def _ip_of(self, record: RelayRecord, source: str) -> str:
-        """The IP address to connect to; each failure makes the next attempt take the next address of a name."""
+        """The IP address to connect to; after each failure, the next attempt uses the next address of the name."""
         host = record.address.host
         if is_ip(host):
             return host
@@ -282,7 +281,7 @@ class RelayProofs:
             self._schedule.resolved(source)
             return outcome
 
-        # A resolution cannot be stopped: it holds its thread until it ends, and counts until then.
+        # A name resolution cannot be stopped: it holds its thread until it ends, and counts until then.
         running = self._provers[record.protocol].resolve(host).addBoth(ended)
         found: Sequence[str] = await shielded(running).addTimeout(self.limits.timeout_s / 2, self._clock)
         if not found:
@@ -321,7 +320,7 @@ class RelayProofs:
             self._schedule.retain(held, began)
 
     async def _read_servers(self, protocol: str) -> list[bytes]:
-        """The keys of the servers that speak ``protocol``; what is new among them is known now."""
+        """The keys of the servers that speak ``protocol``. Notes the new ones among them."""
         most = self.limits.relays
         if not IRankedStore.providedBy(self._store):
             entries = await self._store.available_servers(most, self._now_ns(), protocol)

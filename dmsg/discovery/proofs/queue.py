@@ -1,4 +1,4 @@
-"""Who comes next when there is more to prove than can be proved at once. Pure."""
+"""A fair queue, for the times when there is more to prove than can be proved at once. Pure."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ T = TypeVar("T")
 
 
 class FairQueue(Generic[T]):
-    """Things by source and target: each source in turn, within it each target in turn, within that the newest first.
+    """Items by source and target: each source in turn, within it each target in turn, within that the newest first.
 
-    So a source that puts 10,000 things in delays another source's one by a single turn. The newest come first because
-    the others are known to have waited without being asked for again.
+    So a source that puts 10,000 items in delays the single item of another source by one turn. The newest come first because
+    the older ones have waited without being registered again.
     """
 
     def __init__(self) -> None:
@@ -29,14 +29,14 @@ class FairQueue(Generic[T]):
     def put(self, key: bytes, thing: T, source: str, target: str, *, again: bool = False) -> None:
         """Add ``thing``, or move it if ``key`` is there already.
 
-        Its target is the next of its source; with ``again``, for what had its turn before, it is the last.
+        Its target becomes the next one of its source; with ``again``, for items that had a turn before, the last one.
         """
         before, place = self._places.get(key), (source, target)
         targets = self._sources.setdefault(source, OrderedDict())
         things = targets.setdefault(target, {})
         things.pop(key, None)
         things[key] = thing
-        if before != place:  # what is put again in its place keeps its turn
+        if before != place:  # an item that is put again in the same place keeps its turn
             targets.move_to_end(target, last=again)
             if before is not None:
                 self.remove(key)
@@ -56,7 +56,7 @@ class FairQueue(Generic[T]):
             del self._sources[source]
 
     def take(self, busy: Container[str] = ()) -> T | None:
-        """Take the next thing of a source that is not ``busy``; ``None`` when there is none."""
+        """Take the next item of a source that is not ``busy``; ``None`` when there is none."""
         source = next((one for one in self._sources if one not in busy), None)
         if source is None:
             return None

@@ -1,4 +1,4 @@
-"""What discovery remembers of one relay while it finds out whether it is where its entry says. Pure."""
+"""Discovery's record of one relay and of its proofs. Pure."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from dmsg.discovery.entry import DMSG
 class RelayState(Enum):
     """What a record waits for."""
 
-    #: Its turn.
+    #: For its turn to be proved.
     WAITING = "waiting"
-    #: The outcome of a proof that is under way.
+    #: For the result of a proof that is under way.
     PROVING = "proving"
-    #: Its time to be proved again.
+    #: For the time of its next proof.
     RESTING = "resting"
-    #: Nothing: it is forgotten.
+    #: For nothing: it is forgotten.
     GONE = "gone"
 
 
@@ -35,10 +35,10 @@ TRANSITIONS: Final[Mapping[RelayState, frozenset[RelayState]]] = {
 
 @dataclass(slots=True, eq=False)
 class RelayRecord:
-    """One relay: where it says it is and what it says it speaks, and what is known of that.
+    """One relay: the address and protocol that it claims, and the results of its proofs.
 
-    ``source`` is the network (/24, /48) that registered it last, "" if that is not known. ``network`` is the network it
-    was proved in, "" while it is not proved; ``failures`` counts failed proofs since the last good one.
+    ``source`` is the network (/24, /48) that registered it last, "" if unknown. ``network`` is the network in which it was
+    proved, "" while it is not proved; ``failures`` counts failed proofs since the last successful one.
     """
 
     static: PublicKey
@@ -50,9 +50,9 @@ class RelayRecord:
     target: str = ""
     network: str = ""
     failures: int = 0
-    #: Attempts in vain since the last good proof, while it is listed.
+    #: Failed attempts since the last successful proof, while it is listed.
     misses: int = 0
-    #: How often it had its turn in vain since its last proof, because a budget was used up.
+    #: Turns since its last proof in which it was not tried, because a budget was used up.
     postponements: int = 0
     available: bool = True
     state: RelayState = RelayState.RESTING
@@ -67,11 +67,11 @@ class RelayRecord:
 
     @property
     def proved(self) -> bool:
-        """Whether the last proof was a good one."""
+        """Whether the relay is proved."""
         return self.network != ""
 
     def move(self, state: RelayState) -> None:
-        """Go to ``state``; ``ValueError`` if there is no way there."""
+        """Go to ``state``; ``ValueError`` if that transition does not exist."""
         if state not in TRANSITIONS[self.state]:
             raise ValueError(f"a relay's record does not go from {self.state.value} to {state.value}")
         self.state = state

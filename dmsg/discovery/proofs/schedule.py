@@ -1,8 +1,7 @@
-"""Which relays are to be proved, when, and which have been: the bookkeeping of discovery's proofs. Pure.
+"""The schedule of discovery's proofs: which relays are to be proved, when, and which are proved. Pure.
 
-:ref:`spec-proofs`. Time is an argument, in seconds on any clock. What is spent on strangers' words is bounded three
-ways: a turn for each source of registrations, a budget of failures for each target and each source, and a number of
-records.
+:ref:`spec-proofs`. Time is an argument, in seconds on any clock. Three limits bound the work for strangers: sources of
+registrations take turns, each target and each source has a budget of failures, and the number of records is limited.
 """
 
 from __future__ import annotations
@@ -26,15 +25,15 @@ from dmsg.sansio.rate import TokenBucket
 
 
 class ProofSchedule:
-    """The relays a discovery knows of, those that are proved, and which one is proved next.
+    """The relays that a discovery knows, those that are proved, and which one is proved next.
 
-    A driver takes records from :meth:`next`, finds out the IP address, asks :meth:`admit` for leave, and reports with one
-    of :meth:`succeeded`, :meth:`failed` and :meth:`postponed`.
+    A driver takes records from :meth:`next`, resolves the IP address, asks :meth:`admit` for permission, and reports with
+    one of :meth:`succeeded`, :meth:`failed` and :meth:`postponed`.
     """
 
     def __init__(self, limits: ProofLimits, random: RandomNumbers, now: float) -> None:
         self.limits = limits
-        #: Raw keys of proved relays that are available, by what they speak and the network they were proved in.
+        #: Raw keys of proved relays that are available, by protocol and by the network in which they were proved.
         self.networks: defaultdict[str, dict[str, dict[bytes, RelayRecord]]] = defaultdict(dict)
         #: Goes up with every change of ``networks``.
         self.version = 0
@@ -42,9 +41,9 @@ class ProofSchedule:
         self._backoff = Backoff(limits.retry_first_s, limits.interval_s, least=0.8, spread=0.4)
         self._records: dict[bytes, RelayRecord] = {}
         self._targets: dict[str, dict[bytes, RelayRecord]] = {}
-        #: Not proved, the one that was registered longest ago first.
+        #: Relays that are not proved, the one that was registered longest ago first.
         self._unproved: dict[bytes, RelayRecord] = {}
-        #: Of those, which have not had their first proof yet.
+        #: Those of them that have not had their first proof yet.
         self._new: set[bytes] = set()
         self._due: list[tuple[float, int, RelayRecord]] = []
         self._ties = count()
@@ -71,7 +70,7 @@ class ProofSchedule:
 
     @property
     def first_proofs(self) -> int:
-        """Relays whose first proof has no outcome yet."""
+        """Relays whose first proof has no result yet."""
         return len(self._new)
 
     @property
@@ -86,9 +85,9 @@ class ProofSchedule:
     # --- from registrations --------------------------------------------------------------------------------------
 
     def offer(self, static: PublicKey, address: HostPort, source_host: str, now: float, protocol: str = DMSG) -> None:
-        """A relay says that it is at ``address``, speaks ``protocol`` and is available.
+        """A relay claims that it is at ``address``, speaks ``protocol`` and is available.
 
-        ``source_host`` is who registered it, "" if unknown.
+        ``source_host`` has registered it, "" if unknown.
         """
         record = self._records.get(static.raw)
         if record is None:
@@ -114,13 +113,13 @@ class ProofSchedule:
             if record.state is RelayState.GONE:
                 return
         elif record.state is RelayState.WAITING:
-            self._enqueue(record)  # newest first, and by the source known now
+            self._enqueue(record)  # as the newest, and by the source known now
         if not record.available:
             record.available = True
             self._index(record)
 
     def _move(self, record: RelayRecord, address: HostPort, protocol: str) -> None:
-        """The relay is somewhere else now. It has a place there as a new one has, or none any more."""
+        """The relay claims another address or protocol. At a new target it needs a place like a new relay, or is forgotten."""
         self._lose_proof(record)
         record.address, record.protocol = address, protocol
         target = _target(address.host)
@@ -140,7 +139,7 @@ class ProofSchedule:
             self._enqueue(record)
 
     def withdraw(self, key: bytes) -> None:
-        """A relay is not available any more. What was proved is remembered until its next proof is due."""
+        """A relay is not available any more. Its proof is remembered until the next one is due."""
         record = self._records.get(key)
         if record is not None and record.available:
             self._unindex(record)
@@ -148,7 +147,7 @@ class ProofSchedule:
             self._new.discard(key)
 
     def retain(self, keys: Collection[bytes], since: float) -> None:
-        """Withdraw all but ``keys`` that were last offered before ``since``: the store does not have them any more."""
+        """Withdraw all relays but ``keys`` that were last offered before ``since``: the store does not have them any more."""
         for key in [one.key for one in self._records.values() if one.offered_at < since and one.key not in keys]:
             self.withdraw(key)
 
@@ -168,7 +167,7 @@ class ProofSchedule:
         return record
 
     def _take(self) -> RelayRecord | None:
-        """The next of the three queues in turn, so that none of them waits for another to be empty."""
+        """The next record, from the three queues in turn, so that no queue waits until another one is empty."""
         for _ in range(3):
             self._turn = (self._turn + 1) % 3
             if self._turn == 0:
@@ -185,7 +184,7 @@ class ProofSchedule:
         return None
 
     def next_due(self, now: float) -> float | None:
-        """When :meth:`next` may have something, if nothing else happens before; ``None`` when there is nothing."""
+        """When :meth:`next` may have a relay, if nothing else happens before; ``None`` if never."""
         if len(self._again) or len(self._fresh) or len(self._names):
             wait_s = self._rate.wait_s(now)
             if wait_s > 0:
@@ -193,13 +192,13 @@ class ProofSchedule:
         return self._due[0][0] if self._due else None
 
     def resolved(self, source: str) -> None:
-        """A name resolution for a record of ``source`` has come to its end, in time or not."""
+        """A name resolution for a record of ``source`` has ended, in time or not."""
         self._resolving[source] -= 1
         if not self._resolving[source]:
             del self._resolving[source]
 
     def admit(self, record: RelayRecord, ip: str, now: float) -> float:
-        """Whether to connect to ``ip`` for ``record``: 0 for yes, else how many seconds to wait."""
+        """Permission to connect to ``ip`` for ``record``: 0, or how many seconds to wait."""
         wait_s = self._budgets.take(record, ip, now)
         if wait_s == 0:
             self._rate.take(now)
@@ -220,9 +219,10 @@ class ProofSchedule:
         self._rest(record, now + self.limits.interval_s * (0.8 + 0.4 * self._random.random()))
 
     def failed(self, record: RelayRecord, now: float, *, certain: bool = True) -> None:
-        """It has not. It leaves the list, and is tried again after a pause that grows with each failure.
+        """The relay has not shown its key. It leaves the list, and is tried again after a pause that grows with each failure.
 
-        Without being ``certain``, a listed one is tried again soon, ``limits.attempts`` times in all, before it leaves.
+        If the failure is not ``certain``, a listed relay is tried again soon, ``limits.attempts`` times in all, before it
+        leaves the list.
         """
         self._end_proof(record)
         if self._go_on(record):
@@ -237,7 +237,7 @@ class ProofSchedule:
         self._rest(record, now + self._backoff.pause_s(record.failures, self._random.random))
 
     def postponed(self, record: RelayRecord, wait_s: float, now: float) -> None:
-        """It was not tried, because of what :meth:`admit` said."""
+        """The relay was not tried: :meth:`admit` said to wait, or no descriptor was left."""
         self._end_proof(record)
         if not self._go_on(record):
             self._rest(record, now + wait_s * (1.0 + 0.5 * self._random.random()))
@@ -248,7 +248,7 @@ class ProofSchedule:
             self._new.discard(record.key)
 
     def _go_on(self, record: RelayRecord) -> bool:
-        """Whether the outcome is of no use any more."""
+        """Whether the result is useless: the record is gone, or has moved, and then waits for another proof."""
         if record.state is RelayState.GONE:
             return True
         if not record.moved:
@@ -329,7 +329,7 @@ class ProofSchedule:
         del self._records[record.key]
 
     def _make_room(self, record: RelayRecord) -> bool:
-        """Whether there is a place for one record more: those that could not be proved lose theirs first."""
+        """Whether there is a place for one more record; records that could not be proved lose their places first."""
         peers = self._targets.get(record.target, {})
         if len(peers) >= self.limits.relays_per_network:
             return self._make_room_at(record.target)
@@ -342,7 +342,7 @@ class ProofSchedule:
         return self._give_way(victim)
 
     def _make_room_at(self, target: str) -> bool:
-        """Whether ``target`` has a place for one record more."""
+        """Whether ``target`` has a place for one more record, perhaps after evicting another."""
         peers = self._targets.get(target, {})
         if len(peers) < self.limits.relays_per_network:
             return True
@@ -356,14 +356,14 @@ class ProofSchedule:
 
 
 def _source(host: str) -> str:
-    """Whose turn a registration from ``host`` is: its network; "" for what is found in the store."""
+    """The source that takes turns for a registration from ``host``: its network; "" for relays found in the store."""
     return network_group(host) if host else ""
 
 
 def _target(host: str) -> str:
-    """What a relay at ``host`` counts to before it is proved: its network, or the domain of its name.
+    """The target for which a relay at ``host`` counts before it is proved: its network, or the domain of its name.
 
-    A domain is the last two labels: subdomains cost nothing.
+    A domain is the last two labels, because subdomains cost nothing.
     """
     if is_ip(host):
         return network_group(host)

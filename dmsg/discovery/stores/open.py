@@ -17,8 +17,8 @@ def open_store(
 ) -> IEntryStore:
     """The store ``url`` names: ``memory:``, ``sqlite:PATH`` or ``redis://[user:password@]host[:port][/db]``.
 
-    A SQLite file is made if it is not there. Raises :class:`~dmsg.errors.ConfigError` for a URL that is none of these,
-    and for a file that cannot be used. Redis need not be there yet.
+    A missing SQLite file is created. Raises :class:`~dmsg.errors.ConfigError` for any other URL, and for a file that cannot
+    be used. Redis need not be reachable yet.
     """
     scheme, _, rest = url.partition(":")
     if url == "memory:":

@@ -1,12 +1,12 @@
 """Entries in Redis.
 
 Each key has a hash ``dmsg:entry:HEX`` with ``s`` (sequence), ``t`` (timestamp, shifted to be positive and padded, so
-that texts compare as numbers do: numbers in Lua are doubles), ``b`` (body, missing in a tombstone), ``x`` (expiry in
-milliseconds, or empty), ``r`` (hour of the last read), ``v`` (the set of servers it is in, or empty), and what it counts
-for: ``k`` (kind), ``w`` (network) and ``n`` (bytes). Sorted sets: ``dmsg:servers`` (of another protocol than dmsg:
+that texts compare like numbers: numbers in Lua are doubles), ``b`` (body, missing in a tombstone), ``x`` (expiry in
+milliseconds, or empty), ``r`` (hour of the last read), ``v`` (the set of servers it is in, or empty), and the account of the
+row: ``k`` (kind), ``w`` (network) and ``n`` (bytes). Sorted sets: ``dmsg:servers`` (for other protocols than dmsg:
 ``dmsg:servers:PROTOCOL``), ``dmsg:expiring:KIND`` and ``dmsg:tombstones`` by expiry; ``dmsg:networks:KIND`` by bytes;
 ``dmsg:of:KIND:NETWORK`` by last read, then by time of posting. ``dmsg:totals`` counts kinds. Compare, evict and replace
-are one script, so several processes may share a database. How durable it is depends on how Redis is configured.
+are one script, so several processes may share a database. Durability depends on the configuration of Redis.
 """
 
 from __future__ import annotations
@@ -48,20 +48,20 @@ from dmsg.glue.redis import RedisConnection, Word
 from dmsg.glue.waiters import Waiters
 from dmsg.interfaces import IWatchedStore
 
-#: How long one operation may take, in seconds, the wait for a lost connection to come back included.
+#: Timeout of one operation in seconds, including the wait for a lost connection to come back.
 OPERATION_TIMEOUT_S: Final = 5.0
 
 _ENTRY: Final = "dmsg:entry:"
 _LAYOUT: Final = "dmsg:layout"
 _LAYOUT_VERSION: Final = b"2"
-#: Rows of the first layout that are brought up to date in one script.
+#: Rows of the first layout that one script migrates.
 _ADOPTED: Final = 500
 _NS_PER_MS: Final = 1_000_000
 _TIMESTAMP_SHIFT: Final = 1 << 63
 
-# What a row counts for is changed by these functions only. Scores in `dmsg:of` are exact in a double: 19 bits of hours
-# and 32 of seconds. A stray is a key in a set whose hash something else has deleted, by hand for example, and which may
-# have been posted anew since: it leaves the set where it is found, and counts as much as the others of its network.
+# Only these functions change the accounts of rows. Scores in `dmsg:of` are exact in a double: 19 bits of hours and 32 of
+# seconds. A stray is a key in a set whose hash was deleted by something else, for example by hand, and which may have been
+# posted again since: it is removed from the set where it is found, and counts as much as the average of its network.
 _LIBRARY: Final = f"""
 local DATE, ROW, TOMBSTONE = 4294967296, {ROW_BYTES}, 2
 local function total(field)
@@ -195,7 +195,7 @@ for at = 2, #ARGV do
     end
 end
 """
-# Rows of the first layout counted for nothing, their clients had no expiry, and Redis itself forgot their tombstones.
+# Rows of the first layout had no account, their clients had no expiry, and Redis itself forgot their tombstones.
 _ADOPT: Final = (
     _LIBRARY
     + """
@@ -268,7 +268,7 @@ _REFUSALS: Final[dict[bytes, type[DiscoveryError]]] = {
 
 @implementer(IWatchedStore)
 class RedisStore:
-    """Entries in the database at ``address``; Redis need not be there yet."""
+    """Entries in the database at ``address``; Redis need not be reachable yet."""
 
     durable = False
 
@@ -289,7 +289,7 @@ class RedisStore:
         return await self._answer(self._redis.eval(script, keys, *arguments))
 
     async def _answer(self, asked: Deferred[Any]) -> Any:
-        """Whatever goes wrong between here and Redis is ``DiscoveryUnavailable``."""
+        """Every failure between here and Redis becomes ``DiscoveryUnavailable``."""
         try:
             return await asked.addTimeout(OPERATION_TIMEOUT_S, self._reactor)
         except Exception as error:
@@ -320,14 +320,14 @@ class RedisStore:
         return shielded(Deferred.fromCoroutine(self._put(entry, now_ns, poster)))
 
     def _prepare(self, now_ns: int) -> Deferred[None]:
-        """Bring a database of the first layout up to date, before the first write: once for all that wait for it."""
+        """Migrate a database of the first layout before the first write: once for all writes that wait for this."""
         prepared = self._preparing.wait()
         if len(self._preparing) == 1:
             Deferred.fromCoroutine(self._adopt(now_ns)).addBoth(self._preparing.fire)
         return prepared
 
     async def _adopt(self, now_ns: int) -> None:
-        """Doing it twice does no harm."""
+        """Migrate a database of the first layout. Doing it twice does no harm."""
         if await self._call("GET", _LAYOUT) != _LAYOUT_VERSION:
             ttls_s = (self._limits.client_ttl_s, self._limits.base_client_ttl_s)
             times = [str(now_ns // _NS_PER_MS)]

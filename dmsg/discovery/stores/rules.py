@@ -1,16 +1,16 @@
-"""The rules every store of entries follows. Pure but for the Deferreds.
+"""The rules that every store of entries follows. Pure except for the Deferreds.
 
 Iterations (:ref:`spec-entry-checks`, :ref:`spec-entry-expiry`): the first entry of a key has sequence 0, each later one
-the sequence plus 1 and a later timestamp. Entries expire unless they are posted again in time. What an expired entry
-leaves behind is a tombstone, its sequence and timestamp: the next entry of that key must continue from there, so that
-an old one cannot be brought back.
+the previous sequence plus 1 and a later timestamp. Entries expire unless they are posted again in time. An expired entry
+leaves a tombstone with its sequence and timestamp: the next entry of that key must continue from there, so that nobody can
+bring an old entry back.
 
 Room (:ref:`spec-full-store`): keys cost a stranger nothing, so a store will be full one day. Entries are of a *kind*,
-relays' or clients', and each kind has places and bytes of its own. Each row counts for the *network* it was last posted
-from (:func:`dmsg.address.network_group`). In a full kind, rows that have expired go first; then one of the network that
-has the most bytes, of which the newcomer's own counts as larger among equals; in that network the one never read for
-the longest time, then the one not read for the longest time. A newcomer is not refused, and a network that holds little
-loses nothing to one that floods. What is evicted leaves a tombstone, and tombstones are bounded by the same rule.
+relays' or clients', and each kind has its own limits on rows and bytes. Each row counts for the *network* from which it was
+last posted (:func:`dmsg.address.network_group`). In a full kind, expired rows are evicted first; then a row of the network
+with the most bytes, or of the newcomer's own network if that has as many. In that network, rows never read go first, the
+oldest first; then the row not read for the longest time. A newcomer is not refused, and a network that holds little loses
+nothing to one that floods. Evicted entries leave tombstones, and tombstones are bounded by the same rule.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ NS_PER_S: Final = 1_000_000_000
 HOUR_S: Final = 3600.0
 DAY_S: Final = 24 * HOUR_S
 _HOUR_NS: Final = 3600 * NS_PER_S
-#: Entries kept as they were read, and the largest of them in bytes: at most about 25 MiB.
+#: Parsed entries that are cached, and the largest cached one in bytes: at most about 25 MiB.
 CACHED_ENTRIES: Final = 4096
 CACHED_BODY_BYTES: Final = 2048
 #: Kinds of rows. A tombstone's is its entry's plus 2.
 CLIENT: Final = 0
 RELAY: Final = 1
 TOMBSTONE: Final = 2
-#: What a row counts besides its JSON, in bytes: its key, columns and places in indexes.
+#: Bytes that a row counts for besides its JSON: its key, columns and places in indexes.
 ROW_BYTES: Final = 256
-#: Reads waiting to be written down, at most; how many are written with one write, and how long they wait for that.
+#: Most reads that wait to be stored; how many are stored with one write, and how long they wait for that.
 READ_MARKS: Final = 16_384
 READ_MARKS_WRITTEN: Final = 1000
 READ_MARKS_INTERVAL_NS: Final = 10 * NS_PER_S
@@ -58,29 +58,29 @@ _RATE_GROUPS: Final = 50_000
 
 @dataclass(frozen=True, slots=True)
 class StoreLimits:
-    """How long things are kept and how many. A time to live of ``None`` means for ever, a rate of ``None`` no limit."""
+    """The limits of a store on times and numbers. A time to live of ``None`` means for ever, a rate of ``None`` no limit."""
 
-    #: How long an entry with a server half lives after it was posted, in seconds. Ours post every minute. The reference's
-    #: post once.
+    #: How long an entry with a server half lives after it was posted, in seconds. Our servers post every minute, the
+    #: reference's post once.
     server_ttl_s: float | None = 300.0
-    #: The same for a client that promises end-to-end security, which only ours do: they post every hour, so five posts
+    #: The same for a client that promises end-to-end security, which only our clients do: they post every hour, so five posts
     #: in a row may fail.
     client_ttl_s: float | None = 6 * HOUR_S
-    #: The same for any other client: the reference's post when they connect to a relay or lose one, and otherwise never.
+    #: The same for any other client: the reference's clients post only when they connect to a relay or lose one.
     base_client_ttl_s: float | None = 30 * DAY_S
     #: How long the sequence of an entry that has expired is remembered, in seconds.
     tombstone_ttl_s: float = 30 * DAY_S
-    #: Entries without a server half, and their bytes (their JSON and 256 bytes each). When one of the two is reached, the
-    #: entry never read for the longest time goes, of the network that has the most.
+    #: Entries without a server half, and their bytes (their JSON and 256 bytes each). When one of the two limits is reached, an
+    #: entry of the network with the most is evicted: entries never read first, then the one not read for the longest time.
     clients: int = 1_000_000
     client_bytes: int = 1024 * 1024 * 1024
-    #: The same for entries with a server half: no flood of the one kind touches the other.
+    #: The same for entries with a server half: a flood of one kind does not touch the other.
     relays: int = 20_000
     relay_bytes: int = 64 * 1024 * 1024
-    #: Tombstones of clients, and as many of relays. When full, the oldest goes, of the network that has the most.
+    #: Tombstones of clients, and as many of relays. Above the limit, the oldest of the network with the most is forgotten.
     tombstones: int = 1_000_000
-    #: Keys never seen before that are taken from one address (IPv6: /64): a second in the long run, and at once. Room for
-    #: a thousand clients behind one address that all start anew.
+    #: New keys that are accepted from one address (IPv6: /64): per second in the long run, and at once. Room for a thousand
+    #: clients behind one address that all start at the same time.
     new_keys_per_s: float | None = 0.5
     new_keys_burst: float = 1000.0
     #: The same for one network (IPv4: /24, IPv6: /48).
@@ -93,7 +93,7 @@ class StoreLimits:
     def expires_ns(self, entry: Entry, now_ns: int) -> int | None:
         """When ``entry``, posted at ``now_ns``, expires (Unix nanoseconds); ``None`` for never.
 
-        A stranger gains nothing by the version he writes: eviction does not look at when an entry would expire.
+        A stranger gains nothing by the version it writes: eviction ignores when an entry would expire.
         """
         if entry.server is not None:
             ttl_s = self.server_ttl_s
@@ -107,7 +107,7 @@ class StoreLimits:
         return int(self.tombstone_ttl_s * NS_PER_S)
 
     def room(self, kind: int) -> tuple[int, int]:
-        """How many entries of ``kind`` there may be, and how many bytes of them."""
+        """The limits of ``kind``: number of entries, and their bytes."""
         return (self.relays, self.relay_bytes) if kind == RELAY else (self.clients, self.client_bytes)
 
 
@@ -117,12 +117,12 @@ def kind_of(entry: Entry) -> int:
 
 
 def network_of(poster: str) -> str:
-    """The network that an entry posted from the address ``poster`` counts for; one for all whose address is not known."""
+    """The network for which an entry posted from the address ``poster`` counts; all unknown addresses are one network."""
     return network_group(poster) if poster else ""
 
 
 def hour_of(now_ns: int) -> int:
-    """The hour of ``now_ns``, as reads are dated: a key is written down once an hour, however often it is read."""
+    """The hour of ``now_ns``, by which reads are dated: a read is stored once an hour, however often the key is read."""
     return max(1, now_ns // _HOUR_NS)
 
 
@@ -133,11 +133,11 @@ def check_first(entry: Entry) -> None:
 
 
 def expired(sequence: int, timestamp: int) -> EntryNotFound:
-    """What ``get`` fails with for a key of which only this sequence and timestamp are remembered."""
+    """The error of ``get`` for a key of which only this sequence and timestamp are remembered."""
     return EntryNotFound(next_sequence=next_sequence(sequence), after_timestamp=timestamp)
 
 
-#: Lists of servers are asked for much more often than servers change. The key of the cache is the content itself, so it
+#: Lists of servers are asked for much more often than servers change. The key of the cache is the content itself, so the cache
 #: cannot be out of date.
 _known_entry: Final = lru_cache(maxsize=CACHED_ENTRIES)(Entry.parse)
 
@@ -151,10 +151,9 @@ def stored_entry(body: bytes) -> Entry:
 
 
 class NewKeys:
-    """Bounds how many keys never seen before one address and one network bring.
+    """Rate-limits the new keys of each address and each network.
 
-    Told by the sequence, which is 0 in the first entry of a key alone: known keys, expired ones included, are never held
-    up here.
+    An entry is of a new key if its sequence is 0: known keys, expired ones included, are never limited here.
     """
 
     def __init__(self, limits: StoreLimits) -> None:
@@ -176,7 +175,7 @@ def _table(rate_per_s: float | None, burst: float) -> RateLimiterTable[str] | No
 
 
 class Watchers:
-    """Those who are told what is put into a store, see :meth:`dmsg.interfaces.IWatchedStore.watch`."""
+    """Callables that are told of each put into a store, see :meth:`dmsg.interfaces.IWatchedStore.watch`."""
 
     def __init__(self) -> None:
         self._watching: list[Callable[[Entry, int], None]] = []
@@ -186,16 +185,16 @@ class Watchers:
         self._watching.append(changed)
 
     def tell(self, is_first: bool, entry: Entry, now_ns: int) -> bool:
-        """``entry`` was put at ``now_ns``; gives ``is_first`` back, so that it may be a callback."""
+        """``entry`` was put at ``now_ns``. Returns ``is_first``, so that this method can be a callback."""
         for changed in self._watching:
             changed(entry, now_ns)
         return is_first
 
 
 class ReadMarks:
-    """Keys that were read and whose rows do not say so yet: a read writes nothing, a later write takes them along.
+    """Keys that were read and whose rows do not say so yet: a read writes nothing, a later write stores the reads, too.
 
-    What is not written yet when the process dies is forgotten, which only makes some entries look less read.
+    Reads not stored when the process dies are forgotten, which only makes some entries look less read.
     """
 
     def __init__(self) -> None:
@@ -203,12 +202,12 @@ class ReadMarks:
         self._taken_ns = 0
 
     def note(self, key: bytes, read_hour: int, now_ns: int) -> None:
-        """``key`` was read, and its row is dated ``read_hour``."""
+        """``key`` was read; its row has ``read_hour`` as the hour of the last read."""
         if read_hour < hour_of(now_ns) and len(self._keys) < READ_MARKS:
             self._keys.add(key)
 
     def take(self, now_ns: int) -> list[bytes]:
-        """Keys to be written down now: none, unless there are many or the last ones were long ago."""
+        """Keys whose reads to store now: none, unless there are many or the last time was long ago."""
         waited = not 0 <= now_ns - self._taken_ns < READ_MARKS_INTERVAL_NS
         if not self._keys or not (waited or len(self._keys) >= READ_MARKS_WRITTEN):
             return []

@@ -1,9 +1,9 @@
-"""Entries in a SQLite file: when and in which thread :mod:`dmsg.discovery.stores.table` works on it.
+"""Entries in a SQLite file: runs :mod:`dmsg.discovery.stores.table` in threads.
 
-Two lanes, one for reads and one for writes, each with a connection of its own; the file is in WAL mode, so that neither
-waits for the other. A lane works in a pool thread on everything that had come together while it was busy: writes that
-arrive at the same time share one transaction and one fsync, and are acknowledged only after it
-(``synchronous=FULL``: what was acknowledged survives SIGKILL and a power cut).
+There are two lanes, one for reads and one for writes, each with a connection of its own; the file is in WAL mode, so neither
+waits for the other. A lane processes in a pool thread all operations that have come while it was busy: writes that arrive at
+the same time share one transaction and one fsync, and are acknowledged only after it (``synchronous=FULL``: acknowledged
+entries survive SIGKILL and a power cut).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class SqliteStore:
     """Entries in the SQLite file ``path``. Several processes may share the file.
 
     At most two threads of the reactor's pool are used at a time. ``now_ns()`` is Unix time in nanoseconds: a file of an
-    earlier version is brought up to date, and its clients live from now on. Raises :class:`~dmsg.errors.ConfigError` when
+    earlier version is migrated, and the life of its clients begins now. Raises :class:`~dmsg.errors.ConfigError` when
     the file cannot be used.
     """
 
@@ -94,7 +94,7 @@ class SqliteStore:
             return fail(error)
         slot, network = self._random.randrange(store_table.SLOTS), network_of(poster)
         marks = self._marks.take(now_ns)
-        entry.to_json()  # made here, where it may be used again, rather than in the other thread
+        entry.to_json()  # made and cached here, rather than in the other thread
 
         def job(connection: store_table.Connection) -> bool:
             if marks:

@@ -1,6 +1,6 @@
 """The table of entries in SQLite, in a file or in memory: the owner of :mod:`sqlite3`. Nothing here waits or threads.
 
-Counts and bytes of each kind and network are kept by triggers, in the transaction of the change itself: they are right
+Triggers keep the counts and bytes of each kind and network, in the transaction of the change itself: they are right
 after a crash, and for every process that shares the file.
 """
 
@@ -32,10 +32,10 @@ SqlError = sqlite3.Error
 
 #: How long to wait for another process that writes to the same file, in milliseconds.
 BUSY_TIMEOUT_MS: Final = 5000
-#: Expired rows are emptied at most this often (nanoseconds), and at most this many at a time.
+#: Expired rows become tombstones at most this often (nanoseconds), and at most this many at a time.
 PURGE_INTERVAL_NS: Final = 5_000_000_000
 PURGE_ROWS: Final = 500
-#: Up to this many available servers are drawn from with equal chances; of more, those that follow a random place.
+#: Up to this many available servers are drawn with equal probability; of more, those behind a random place are drawn.
 DRAWN_FROM: Final = 1024
 
 SCHEMA_VERSION: Final = 3
@@ -91,7 +91,7 @@ _ACCOUNTS: Final = (
     f" BEGIN {_GONE} {_COME} END",
     f"PRAGMA application_id = {_APPLICATION_ID}",
 )
-#: What version 3 has more than version 2. No server named a protocol before.
+#: Additions of version 3 to version 2. No server named a protocol before.
 _PROTOCOLS: Final = (
     "DROP INDEX IF EXISTS entries_available",
     f"ALTER TABLE entries ADD COLUMN protocol TEXT NOT NULL DEFAULT '{DMSG}'",
@@ -134,14 +134,14 @@ SELECT key FROM entries WHERE kind = ? AND network = ? AND key <> ? ORDER BY rea
 
 
 class EntryTable:
-    """Entries in the database behind ``connection``, which one thread at a time may use. Transactions are the caller's."""
+    """Entries in the database behind ``connection``, which one thread at a time may use. The caller makes transactions."""
 
     def __init__(self, limits: StoreLimits) -> None:
         self._limits = limits
         self._purged_ns = 0
 
     def put(self, connection: Connection, entry: Entry, network: str, slot: int, now_ns: int) -> bool:
-        """See :meth:`~dmsg.interfaces.IEntryStore.put`. ``network`` is who it counts for, ``slot`` below ``SLOTS``."""
+        """See :meth:`~dmsg.interfaces.IEntryStore.put`. The entry counts for ``network``; ``slot`` is below ``SLOTS``."""
         if not 0 <= now_ns - self._purged_ns < PURGE_INTERVAL_NS:
             self._purge(connection, now_ns)
         key, kind, body = entry.static.raw, kind_of(entry), entry.to_json()
@@ -184,7 +184,7 @@ class EntryTable:
     def _make_room(
         self, connection: Connection, kind: int, network: str, key: bytes, rows: int, size: int, now_ns: int
     ) -> None:
-        """Evict until ``rows`` more of ``kind`` with ``size`` more bytes fit; ``key`` is what needs it."""
+        """Evict until ``rows`` more of ``kind`` with ``size`` more bytes fit, for ``key``, which is not evicted itself."""
         row_limit, byte_limit = self._limits.room(kind)
         while True:
             entries, total = connection.execute(_TOTAL, (kind,)).fetchall()[0]
@@ -211,7 +211,7 @@ class EntryTable:
         return None
 
     def _bury(self, connection: Connection, key: bytes, kind: int, now_ns: int) -> None:
-        """Make a tombstone of an entry; if there are too many, the oldest of the network with the most is forgotten."""
+        """Turn an entry into a tombstone; of too many, the oldest of the network with the most is forgotten."""
         connection.execute(_BURY, (now_ns, now_ns, key))
         kind += TOMBSTONE
         while connection.execute(_TOTAL, (kind,)).fetchall()[0][0] > self._limits.tombstones:
@@ -229,7 +229,7 @@ class EntryTable:
 
 
 def get(connection: Connection, public_key: PublicKey, now_ns: int) -> tuple[bytes, int]:
-    """The JSON of an entry, and the hour its row says it was last read; ``EntryNotFound``."""
+    """The JSON of an entry, and the hour of its last read as its row has it. Raises ``EntryNotFound``."""
     found = connection.execute(_GET, (public_key.raw,)).fetchall()
     if not found:
         raise EntryNotFound
@@ -250,7 +250,7 @@ def draw(
 
 
 def _walk(connection: Connection, column: str, start: int, limit: int, now_ns: int, protocol: str) -> list[bytes]:
-    """``column`` of at most ``limit`` available servers, from slot ``start`` on and round."""
+    """``column`` of at most ``limit`` available servers, from slot ``start`` on, wrapping around."""
 
     def slots(compared: str, most: int) -> list[tuple[bytes]]:
         return connection.execute(_AVAILABLE.format(column, compared), (protocol, start, now_ns, most)).fetchall()
@@ -271,17 +271,17 @@ def servers_of(connection: Connection, keys: list[bytes], now_ns: int, protocol:
 
 
 def unusable(path: str, error: Exception) -> ConfigError:
-    """What is raised for a file that is no store."""
+    """The error for a file that is not a store."""
     return ConfigError("store", f"{path} cannot be used ({error})")
 
 
 def connect(path: str, journal: str = "WAL") -> Connection:
     """A connection to the file ``path``, or to a new database in memory (``:memory:``); raises ``ConfigError``.
 
-    ``journal`` is SQLite's mode: with ``WAL`` readers and writers do not wait for each other, and all must be able to write.
+    ``journal`` is SQLite's mode: with ``WAL``, readers and writers do not wait for each other, but readers need write access.
     """
     try:
-        # Transactions are begun and ended by hand; the lane sees to it that threads take turns.
+        # Transactions are begun and ended by hand; the lane makes threads take turns.
         connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     except SqlError as error:
         raise unusable(path, error) from None
@@ -296,9 +296,9 @@ def connect(path: str, journal: str = "WAL") -> Connection:
 
 
 def prepare(connection: Connection, limits: StoreLimits, now_ns: int) -> None:
-    """Make the tables in an empty file and bring those of versions 1 and 2 up to date, in one transaction.
+    """Make the tables in an empty file, or migrate those of versions 1 and 2, in one transaction.
 
-    Raises ``ConfigError`` for a file that is something else's or from a later version.
+    Raises ``ConfigError`` for a file of another program or of a later version.
     """
     connection.execute("BEGIN IMMEDIATE")
     try:
@@ -327,7 +327,7 @@ def prepare(connection: Connection, limits: StoreLimits, now_ns: int) -> None:
 
 
 def _date(connection: Connection, limits: StoreLimits, now_ns: int) -> None:
-    """Fill the new columns of rows of version 1. Clients, which never expired there, live from now on."""
+    """Fill the new columns of rows of version 1. Clients never expired there; their life begins now."""
     connection.execute(f"UPDATE entries SET kind = {RELAY + TOMBSTONE} WHERE body IS NULL")
     last = b""
     while True:
@@ -342,7 +342,7 @@ def _date(connection: Connection, limits: StoreLimits, now_ns: int) -> None:
             expires_ns = expires
             try:
                 entry = stored_entry(bytes(body))
-            except DiscoveryError:  # more than an entry may have now: its key is remembered and has to post again
+            except DiscoveryError:  # beyond today's limits: keep a tombstone, and its owner has to post again
                 changes.append((CLIENT + TOMBSTONE, None, ROW_BYTES, now_ns, now_ns, key))
                 continue
             if entry.server is None:
