@@ -1,8 +1,8 @@
 """``python -m dmsg_logs``: synthetic logs, and the pipeline as a whole or stage by stage.
 
-Whatever a command does, its last line with ``--json`` is one JSON object; progress and complaints go to standard error.
-Exit status: 0 done; 1 failed, and the JSON object has ``error``; 2 wrong usage; 3 done, but lines that were recorded are
-missing or a data check failed, and ``--strict`` was given.
+With ``--json``, the last line of every command is one JSON object; progress and complaints go to standard error.
+Exit status: 0 done; 1 failed, and the JSON object has ``error``; 2 wrong usage; 3 done, but with ``--strict`` and with
+recorded lines missing or a failed data check.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ EXIT_FAILED: Final = 1
 EXIT_INCOMPLETE: Final = 3
 
 _TRACEBACK: Final = "Traceback (most recent call last):\n"
-#: An exception of Java's may have come from another, and that from another; so many are asked for.
+#: Most causes to follow from a Java exception.
 _CAUSES: Final = 10
 _SUMMARY: Final = ("files", "in", "good", "dup", "corrupt", "missing", "batches")
 #: How the URL of a file begins: its scheme and, after two slashes, a host.
@@ -33,14 +33,14 @@ _URL: Final = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):(?://(?P<host>[^/
 
 
 def _path(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    """Refuse what would become a path of the root directory when names are put behind it."""
+    """Refuse a value that would become a path of the root directory once names are appended."""
     if value == "":
         raise click.BadParameter("a path is wanted, and this is empty", context, parameter)
     return value
 
 
 def _local_path(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    """A path of this machine, of which a ``file:`` URL is another spelling; as Hadoop has it, nothing is encoded."""
+    """A path of this machine, also written as a ``file:`` URL; as with Hadoop, nothing in it is percent-encoded."""
     url = _URL.match(_path(context, parameter, value) or "")
     if value is None or url is None:
         return value
@@ -260,7 +260,7 @@ def report(tables: str, report: str, ranks: str | None, **common: Any) -> None:
 
 
 def _secret(ranks: str | None, key: str | None, as_json: bool) -> Any:
-    """The key to sign with, read before anything expensive begins; none if no ranks are wanted."""
+    """The signing key, read before the expensive work; ``None`` if no ranks are wanted."""
     if ranks is None:
         if key is not None:
             raise click.UsageError("--key signs ranks: say with --ranks where they go")
@@ -285,7 +285,7 @@ def _work(
     settings: tuple[str, ...],
     master: str | None,
 ) -> None:
-    """Run ``work`` in a session; end the program with what came of it."""
+    """Run ``work`` in a session and exit with its result."""
     chosen: dict[str, str] = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
@@ -342,10 +342,10 @@ def _fail(error: Exception, as_json: bool, summary: Mapping[str, Any] | None = N
 
 
 def _text(error: Exception) -> str:
-    """The first line of what an exception says; of one of Java's, its class and its own message and what it came from, and
-    of one of a task in Python, what that raised.
+    """The first line of an exception's message. A Java exception gives its class, message and root cause; a failed Python
+    task gives the exception that it raised.
 
-    Spark and py4j have the texts of Java's exceptions from the JVM, when they are asked for them: it may be gone by then.
+    Spark and py4j fetch the message of a Java exception from the JVM only when asked, and the JVM may be gone by then.
     """
     origin = ""
     try:
@@ -355,16 +355,16 @@ def _text(error: Exception) -> str:
         else:
             text = f"{java.getClass().getSimpleName()}: {java.getMessage() or 'no message'}"
             origin = _origin(java)
-    except Exception:  # whatever comes of asking a dead JVM
+    except Exception:  # asking a dead JVM may raise anything
         return "the JVM of Spark does not answer any more; it may have been killed"
-    _, in_python, text = text.rpartition(_TRACEBACK)  # what was raised there, after indented lines of where
+    _, in_python, text = text.rpartition(_TRACEBACK)  # the exception follows the indented stack frames
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("  ")]
     said = lines[0].strip() if lines else type(error).__name__
     return f"{said} ({origin})" if origin and not in_python and origin not in said else said
 
 
 def _origin(java: Any) -> str:
-    """What the exception says that one of Java's came from in the end, a disk that is full for one: its first line."""
+    """The first line of the root cause of a Java exception, for example that a disk is full."""
     message = ""
     for _ in range(_CAUSES):
         java = java.getCause()

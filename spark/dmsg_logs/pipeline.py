@@ -25,12 +25,12 @@ from dmsg_logs.tables.transforms.common import CLOCK_SLACK_S
 #: Told of every step: name of the stage, steps done, steps in all (0 while that is not known).
 Progress = Callable[[str, int, int], None]
 
-#: What a summary names of files whose lines are missing; there may be many.
+#: Most files with missing lines that a summary names.
 MISSING_FILES_SHOWN: Final = 20
 
 
 def ingest_stage(spark: SparkSession, landing: str, tables: str, progress: Progress | None = None) -> dict[str, Any]:
-    """Take in what is new in ``landing``. ``in = good + dup + corrupt`` of this call, whatever came."""
+    """Take in what is new in ``landing``. Of this call, ``in = good + dup + corrupt`` always."""
     result = ingest(spark, landing, tables, progress=progress)
     return {
         "files": result.files,
@@ -45,7 +45,7 @@ def ingest_stage(spark: SparkSession, landing: str, tables: str, progress: Progr
 
 
 def tables_stage(spark: SparkSession, tables: str, progress: Progress | None = None) -> dict[str, Any]:
-    """Make the tables anew if the events have changed; rows of each, and what the data checks found."""
+    """Make the tables anew if the events have changed; gives the rows of each and the findings of the data checks."""
     rows = build_tables(spark, tables, progress=progress)
     manifest = read_manifest(spark, tables)
     return {
@@ -61,8 +61,9 @@ def ranks_stage(
 ) -> dict[str, Any]:
     """Score the relays, sign, and replace ``target``.
 
-    ``now`` is the end of the window, in Unix seconds; by default how far the logs of relays and discoveries have come, but
-    not after the clock's. So a document is as old as its evidence, and one made of last month's logs counts for nothing.
+    ``now`` is the end of the window, in Unix seconds; by default the time that the logs of relays and discoveries have
+    reached, but not later than the clock's. So a document is as old as its evidence, and a document made of last month's
+    logs counts for nothing.
     """
     events = read_events(spark, tables)
     if now is None:
@@ -73,17 +74,18 @@ def ranks_stage(
 
 
 def _told_until(events: DataFrame) -> float:
-    """The time that two relays' logs have reached, or a relay's and a discovery's, so that one of two relays may be down
-    and be found so; the only one's; the clock's if there is none.
+    """The time that at least two logs of relays and discoveries have reached: so one of two relays may be down, and the
+    ranks see it. The time of the only log if there is one, the clock's if there is none.
 
-    Not the newest line of all: a single forged one would move all other evidence out of the window. Logs count that still
-    come: of which a file has landed within a window before the newest one, with lines that were fresh then. A relay that
-    is gone for good would hold the time up, and an old log that lands late would set it back. Where all are old, all count.
+    Not the newest line of all: a single forged line would move all other evidence out of the window. Only live logs count:
+    those with a file that landed within a window before the newest file, with lines that were fresh then. Otherwise a
+    relay that is gone for good would hold the time up, and an old log that lands late would set it back. If no log is
+    live, all count.
     """
     logs = events.where("role in ('server', 'discovery')").groupBy("role", "node")
     found = logs.agg(F.max("ts").alias("newest"), F.max("landed_at").alias("landed_at")).collect()
     clock = time.time()
-    told = [(row.newest, min(row.landed_at or 0.0, clock)) for row in found]  # a copy may have a time to come
+    told = [(row.newest, min(row.landed_at or 0.0, clock)) for row in found]  # a copy may have a time in the future
     since = max((at for _, at in told), default=0.0) - scoring.WINDOW_S
     live = [ts for ts, at in told if at > since and at - scoring.WINDOW_S < ts <= at + CLOCK_SLACK_S]
     times = sorted(live or [ts for ts, _ in told])
@@ -99,8 +101,7 @@ def report_stage(
     ranks: str | None,
 ) -> dict[str, Any]:
     """Write ``report.html`` and its pictures, PNG by name, into ``directory``; ``ranks`` is the path of a document to
-    show. ``data`` and ``pictures`` are made beforehand, for Spark has no part in drawing and may do something else
-    meanwhile."""
+    show. ``data`` and ``pictures`` are made beforehand: drawing does not need Spark, which can work meanwhile."""
     document = json.loads(paths.read_text(spark, ranks)) if ranks is not None else None
     html = render(data, summary=summary, ranks=document)
     write_report(html, pictures, directory)

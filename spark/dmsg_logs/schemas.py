@@ -1,8 +1,8 @@
-"""What a line of the event log looks like: its envelope, the columns of each event, and the reasons they may give.
+"""The lines of the event log: their envelope, the columns of each event, and the reasons they may give.
 
-Written down here a second time, because this package must run where the one that writes the logs is not installed; a
-test of the project compares the two. Fields are only ever added, at the end of an event, so a line of an older version
-has ``null`` in the newer columns, and a newer line than this table knows keeps its unknown fields in ``raw``.
+A copy, because this package must run where the package that writes the logs is not installed; a test of the project
+compares the two. Fields are only ever added, at the end of an event: a line of an older version has ``null`` in newer
+columns, and a line newer than this table keeps its unknown fields in ``raw``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _columns(text: str) -> tuple[Column, ...]:
 #: The fields every line carries.
 ENVELOPE: Final = _columns("event:str v:int ts:float role:str node:str boot:str seq:int")
 
-#: What may stand under ``reason``, in events and in the steps of a dial; what is not of this list is written as ``other``.
+#: Values of ``reason`` in events and in the steps of a dial; any other reason is written as ``other``.
 REASONS: Final = (
     "",
     "other",
@@ -382,7 +382,7 @@ def _struct(columns: tuple[Column, ...]) -> StructType:
 
 
 def event_struct(name: str) -> StructType:
-    """The whole line of one event, envelope first; ``KeyError`` for a name there is no event of."""
+    """The whole line of one event, envelope first; ``KeyError`` for an unknown event."""
     return _struct(ENVELOPE + EVENTS[name].columns)
 
 

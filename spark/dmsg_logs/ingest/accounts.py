@@ -1,4 +1,4 @@
-"""What became of every line: accounts of each landing file, and their sum."""
+"""Accounts of what happened to each line: one for each landing file, and their sum."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from typing import Any, Final
 
 from dmsg_logs.ingest.landing import LandingFile, parse_name
 
-#: The file ends early, but reads well: whole compressed frames are gone, or it was cut between two lines.
+#: The file ends early but can be read: whole compressed frames are missing, or it was cut between two lines.
 TRUNCATED: Final = "truncated"
-#: Reading the file fails; what could be read of it was taken.
+#: Reading the file fails; the readable part was taken.
 DAMAGED: Final = "damaged"
-#: The file unpacks to more than its size allows, or is a packed one larger than any of ours; one line that is in
-#: quarantine stands for what was not read of it.
+#: The file unpacks to more than its size allows, or is packed and larger than any file of our writer. One line in
+#: quarantine stands for the part that was not read.
 UNPACKS_TOO_FAR: Final = "unpacks_too_far"
 
 
 class AccountsError(Exception):
-    """What was written is not what was read; nothing was committed. A file was changed in place, or a disk lies."""
+    """The lines written are not the lines read, so nothing was committed. A file was changed in place, or a disk lies."""
 
 
 @dataclass(slots=True)
 class IngestSummary:
     """What one call of ``ingest`` took in. ``lines_in == good + dup + corrupt``, always.
 
-    ``lines_in`` is counted in the files as text, the three others in what was written. ``missing`` lines were recorded
-    in the names of files, but are not in them; ``missing_files`` names these, and files that could not be read whole.
+    ``lines_in`` is counted in the files as text, the three others in the tables as written. ``missing`` counts lines that
+    the names of files promise but the files lack; ``missing_files`` names these files and those not readable as a whole.
     """
 
     files: int = 0
@@ -60,8 +60,8 @@ class IngestSummary:
 
 @dataclass(slots=True)
 class Written:
-    """Lines of one file in what was written, by state, and whose they are if all good ones are of one run; of a file
-    without any, the duplicates."""
+    """Written lines of one file by state, and their node and boot if all good lines (without any, all duplicates) are of
+    one run."""
 
     good: int = 0
     dup: int = 0
@@ -78,10 +78,10 @@ def make_accounts(
     batch: int,
     left: Iterable[str] = (),
 ) -> list[dict[str, Any]]:
-    """One account a file, as in the commit. ``lines``, ``written``, ``damaged`` and ``left``, which are the files that
-    unpack too far, go by the file's name.
+    """One account for each file, as in the commit. ``lines``, ``written``, ``damaged`` and ``left`` (the files that unpack
+    too far) go by the file's name.
 
-    ``AccountsError`` if the lines read as text are not those written, for any of the files.
+    Raises ``AccountsError`` if, for any file, the lines read as text are not the lines written.
     """
     accounts = []
     problems = {**dict.fromkeys(damaged, DAMAGED), **dict.fromkeys(left, UNPACKS_TOO_FAR)}

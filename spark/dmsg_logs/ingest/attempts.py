@@ -1,4 +1,4 @@
-"""What attempts at a batch leave behind that did not come to its commit: whose it is, and when it goes."""
+"""Removes the files of attempts at a batch that never reached the commit."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pyspark.sql import SparkSession
 from dmsg_logs.ingest import store
 from dmsg_logs.runtime import lease, paths
 
-#: A dead run's files of a batch that is not committed yet are removed after so many seconds.
+#: Seconds after which the files of a dead run are removed if their batch is not committed yet.
 SWEEP_S: Final = 600.0
 
 
 def sweep(session: SparkSession, tables: str, commits: list[store.Commit]) -> None:
-    """Remove what dead runs left below ``tables``: at once if another run has committed their batch, so that they never can."""
+    """Remove the files of dead runs below ``tables``: at once if another run has committed their batch."""
     committed = {each.batch: each.run for each in commits}
     for name in paths.names(session, paths.join(tables, "events", "attempts")):
         run = name.removesuffix(".json")

@@ -4,15 +4,14 @@ A run lists the landing zone, leaves out what commits name, and takes the rest i
 
 1. ``scan``: tasks count the lines of each file and find the keys they claim (:mod:`dmsg_logs.ingest.claims`);
 2. ``write``: write every line once, below ``state=good|dup|corrupt``. Plain lines, which almost all are, become columns
-   in the tasks (:mod:`dmsg_logs.ingest.plain`); a line that is not plain has been parsed by itself already, and a file that a
+   in the tasks (:mod:`dmsg_logs.ingest.plain`). A line that is not plain was parsed on its own in step 1. A file that a
    task could not vouch for is read as text and parsed line by line, which takes longer;
-3. ``check``: read the keys and counts back, prove them right, write the keys down for batches to come;
+3. ``check``: read the keys and counts back, prove them right, store the keys for later batches;
 4. ``commit``: create the commit.
 
-A run killed before 4 has changed nothing that a reader sees; the next one makes the batch again under another name, so
-it does not matter which part of it was done. Two runs at once would both make the batch with the next number, and only
-one can create its commit; the other throws its work away and looks again. (A note keeps it from coming to that:
-:mod:`dmsg_logs.runtime.lease`.)
+A run killed before step 4 has changed nothing that a reader sees; the next run makes the batch again under another name.
+Two concurrent runs would both make the batch with the next number, but only one can create its commit; the other run
+discards its work and starts over. (Normally a note prevents concurrent runs: :mod:`dmsg_logs.runtime.lease`.)
 """
 
 from __future__ import annotations
@@ -43,20 +42,20 @@ from dmsg_logs.runtime.together import workers
 #: Called with a stage, how many files are done, and how many there are.
 Progress = Callable[[str, int, int], None]
 
-#: Text that one task parses, about: some 800,000 lines.
+#: Bytes of text for each task, about 800,000 lines.
 TASK_BYTES: Final = 256 * 1024**2
-#: Lines that are not plain that one task writes.
+#: Lines that are not plain, for each task that writes them.
 _LINES_A_TASK: Final = 200_000
-#: Output files of a batch, about: tasks are fewer where there are many days.
+#: Approximate number of output files of a batch: the more days, the fewer tasks.
 MAX_OUTPUT_FILES: Final = 400
-#: Partitions a task writes to at once; for more of them it sorts its lines.
+#: Partitions that a task keeps open at once; above that it sorts its lines.
 _OPEN_WRITERS: Final = 24
 _ROW_GROUP_BYTES: Final = 16 * 1024**2
-#: With more runs of programs in a batch than this, earlier batches are not chosen by them.
+#: With more program runs in a batch than this, its keys are compared with those of all earlier batches.
 _MAX_BOOTS: Final = 10_000
-#: Rulings that are sent to every task, in words; more of them are joined by a shuffle.
+#: Most rulings (in words) to broadcast to every task; more of them are joined by a shuffle.
 _MAX_BROADCAST: Final = 200_000
-#: A task bears so many words of one file in mind, when a key occurs twice in it.
+#: Most words of one file that a task keeps in memory to find keys that occur twice.
 _MAX_WORDS: Final = 1_000_000
 _ALL_BITS: Final = 2**64 - 1
 _KEYS: Final = ("node", "boot", "word", "bits")
@@ -101,7 +100,7 @@ def ingest(spark: SparkSession, landing: str, tables: str, *, progress: Progress
 
 
 class _Source:
-    """Lets go of what was fetched at the end."""
+    """Releases fetched files at the end."""
 
     def __init__(self, source: Landing) -> None:
         self.close = source.release
@@ -112,10 +111,9 @@ def _after(tell: Progress, done: int, total: int) -> Callable[[str, int], None]:
 
 
 def _fresh(listed: Iterable[LandingFile], commits: Iterable[store.Commit]) -> list[LandingFile]:
-    """The files in which there is something new.
+    """The files with something new in them.
 
-    Names vouch for what could be read whole only: a file that was cut or damaged on its way is taken again once it is
-    another one.
+    A name vouches only for a file that was read whole: a file that was cut or damaged is taken again once it has changed.
     """
     known = {each["identity"]: each for commit in commits for each in commit.files}
 
@@ -160,7 +158,7 @@ class _Batch:
         self._names: dict[str, str] = {}
         self._tasks = 1
         self._by_line: set[str] = set()  # URIs of files to be read as text
-        self._left_alone: dict[str, bool] = {}  # of those of them that tasks left alone: whether they are damaged
+        self._left_alone: dict[str, bool] = {}  # those among them that tasks refused -> whether they are damaged
         self._unread: set[str] = set()  # URIs of packed files that are not read at all, because they are too large
 
     def take(self, files: list[LandingFile]) -> list[dict[str, Any]] | None:
@@ -176,7 +174,7 @@ class _Batch:
                 return commit.files
             attempts.remove(self._session, self._tables, self._run)
             return None
-        except Exception:  # whatever it was, it goes on from here, and nothing half made is to stay
+        except Exception:  # leave nothing half made, then pass the error on
             with contextlib.suppress(Exception):  # without a JVM it stays; a later run sweeps it
                 attempts.remove(self._session, self._tables, self._run)
             raise
@@ -204,13 +202,13 @@ class _Batch:
         self._tell("scan", 0)
         small = [each for each in self._files if each.size <= plain.MAX_FILE_BYTES]
         large = [each for each in self._files if each.size > plain.MAX_FILE_BYTES]
-        # What a packed file becomes is bounded by tasks, which have it as a whole, and by nothing where Spark reads it.
+        # Tasks, which hold the whole file, bound what it unpacks to; Spark's own reader does not.
         self._unread = {each.uri for each in large if plain.is_packed(each.name)}
         self._by_line = {each.uri for each in large} - self._unread
         with contextlib.ExitStack() as stack, workers() as pool:
             scanned = stack.enter_context(_kept(self._work(small, plain.scan, plain.COUNTED)))
             refused = pool.submit(scanned.where("not whole").select("uri", "value").collect)
-            claims = self._claims(scanned, stack)  # planned during the scan, as if no file was going to be refused
+            claims = self._claims(scanned, stack)  # planned during the scan, on the guess that no file is refused
             if refused.result():
                 self._by_line.update(row["uri"] for row in refused.result())
                 self._left_alone = {row["uri"]: row["value"] is not None for row in refused.result()}
@@ -240,7 +238,7 @@ class _Batch:
         work: Callable[[Iterable[plain.File]], Iterator[Any]],
         schema: StructType,
     ) -> DataFrame:
-        """What tasks make of files, each of which one of them has as a whole."""
+        """The output of tasks, each of which gets whole files."""
         if not files:
             return local_frame(self._session, [], schema)
         if all(each.local for each in files):
@@ -251,7 +249,7 @@ class _Batch:
         return read.select(lines.uri(), "content").mapInArrow(sinks.Task(sinks.from_spark, work), schema)
 
     def _claims(self, scanned: DataFrame, stack: contextlib.ExitStack) -> _Claims:
-        """What files claim, those to be read by line included."""
+        """The claims of all files, including those read by line."""
         counted = scanned
         if self._unread:
             rest = bytearray(lines.REST_LEFT.encode())
@@ -281,7 +279,7 @@ class _Batch:
         return lines.read_lines(self._session, [each.path for each in files], tolerant=True)
 
     def _texts(self, files: list[LandingFile]) -> DataFrame:
-        """The lines of files: what a task could read it reads again, in the same way, and Spark the others."""
+        """The lines of files: tasks read again the files they could read before, Spark reads the others."""
         whole = [each for each in files if each.uri not in self._by_line]
         value = F.col("value").cast("string").alias("value")
         told = self._work(whole, plain.texts, plain.TEXTS).select(value, "uri")
@@ -289,7 +287,7 @@ class _Batch:
         return told.unionByName(self._read(rest)) if rest else told
 
     def _earlier(self, boots: set[str] | None, words: DataFrame) -> DataFrame:
-        """The keys of earlier batches in words that this one has. Only those of the same ``boots``, if these are known."""
+        """The keys of earlier batches in the words of this batch; if ``boots`` is known, only those of these runs."""
         runs = [
             each.run
             for each in self._commits
@@ -333,7 +331,7 @@ class _Batch:
         if texts:
             parsed = keys.repeated(lines.parse(self._texts(texts)))
             frames.append(self._shaped(keys.ruled_out(parsed, ruled)))
-        with workers() as pool:  # beside what Spark writes
+        with workers() as pool:  # at the same time as Spark's own writes
             written = None
             if plain_ones and target is not None:
                 written = pool.submit(self._work(plain_ones, sinks.FileSink(told, target), sinks.FILES).collect)
@@ -355,7 +353,7 @@ class _Batch:
         )
 
     def _file_name(self) -> Any:
-        """The name of a line's file from its URI: what follows the root, but where characters had to be encoded."""
+        """The name of a line's file: the part of its URI after the root, except where characters had to be encoded."""
         plain, odd = None, []
         for each in self._files:
             if each.uri.endswith("/" + each.name):
@@ -363,7 +361,7 @@ class _Batch:
             else:
                 odd += [F.lit(each.uri), F.lit(each.name)]
         cut = F.lit(None)
-        if plain is not None:  # of bytes, because to count characters takes as long as to parse a short line
+        if plain is not None:  # counted in bytes: counting characters takes as long as parsing a short line
             start = len(plain.uri.encode()) - len(plain.name.encode()) + 1
             cut = F.substring(F.col("uri").cast("binary"), start, 2**20)
         cut = cut.cast("string")
@@ -393,9 +391,9 @@ class _Batch:
         index.write.option("compression", "zstd").parquet(store.keys_path(self._tables, self._run))
 
     def _damaged(self, counted: dict[str, int]) -> list[str]:
-        """The names of files that fail when they are read strictly, of those that were read as text and seem too short.
+        """The names of files that were read as text, seem too short, and fail when they are read strictly.
 
-        Each costs a job, so those that tasks have tried to unpack are not read once more.
+        Each check costs a job, so files that tasks have tried to unpack are not read again.
         """
         damaged = []
         for each in self._files:
@@ -418,7 +416,7 @@ class _Batch:
 
 
 def _summed(written: DataFrame) -> tuple[dict[str, Written], set[str] | None]:
-    """Lines of each file by state, and the runs of programs that there are good lines or duplicates of (:func:`_boots`)."""
+    """Lines of each file by state, and the program runs of the good lines and duplicates (:func:`_boots`)."""
     per_file: dict[str, Written] = {}
     columns = (F.sum("n"), *(pick(name) for name in ("node", "boot") for pick in (F.min, F.max)))
     rows = written.groupBy("file", "state").agg(*columns).collect()
@@ -431,8 +429,8 @@ def _summed(written: DataFrame) -> tuple[dict[str, Written], set[str] | None]:
 
 
 def _boots(ranges: Iterable[tuple[str | None, str | None]]) -> set[str] | None:
-    """The runs of programs that files have lines of, from the least and the greatest of each. ``None``: too many to list,
-    or a file has several, and it may be as many as it has lines."""
+    """The program runs in files, given each file's least and greatest. ``None`` if there are too many to list, or if a
+    file has more than one: it could then have as many as lines."""
     found: set[str] = set()
     for boot, last in ranges:
         if boot != last or len(found) > _MAX_BOOTS:
@@ -444,7 +442,7 @@ def _boots(ranges: Iterable[tuple[str | None, str | None]]) -> set[str] | None:
 
 @contextlib.contextmanager
 def _kept(frame: DataFrame) -> Iterator[DataFrame]:
-    """A small frame that is used several times."""
+    """Persist a small frame that is used several times."""
     frame.persist(StorageLevel.MEMORY_AND_DISK)
     try:
         yield frame
@@ -458,11 +456,11 @@ def _session(spark: SparkSession) -> SparkSession:
     settings = {
         "spark.sql.maxConcurrentOutputFileWriters": str(_OPEN_WRITERS),
         "spark.sql.execution.arrow.maxRecordsPerBatch": "1",  # of files, each whole
-        # What is shuffled is words, not lines: so little that planning anew after every step takes longer than the step.
+        # Words are shuffled, not lines: so little data that adaptive replanning takes longer than each step.
         "spark.sql.shuffle.partitions": str(spark.sparkContext.defaultParallelism),
         "spark.sql.adaptive.enabled": "false",
         "spark.sql.ansi.enabled": "true",
-        # What follows from the rules for a fault is no use to any plan, and Spark takes minutes to think of all of it.
+        # Constraints inferred from the fault rules help no plan, and Spark takes minutes to infer them.
         "spark.sql.constraintPropagation.enabled": "false",
     }
     return session_with(spark, settings)

@@ -1,12 +1,12 @@
 """Which lines are duplicates, without shuffling lines: pure functions from DataFrames to DataFrames.
 
 The key of a line is (node, boot, seq). The keys of 64 consecutive ``seq`` fit into the bits of one integer, so all keys
-of five million lines are eighty thousand rows (*words*), and whether two sets of keys have one in common is an ``&``.
+of five million lines are eighty thousand rows (*words*), and a bitwise ``&`` shows the keys that two sets share.
 
-1. Claims: one look at the lines of a batch gives, for each file, the words of the keys that occur in it, how many lines
-   it has, and those of them that are not plain (:mod:`dmsg_logs.ingest.plain`).
-2. Rulings: of several files that claim a key the first by name keeps it, unless an earlier batch has it. That is a
-   window over words. What a file must drop are words again, few of them, which its lines are held against as they are
+1. Claims: one pass over the lines of a batch gives, for each file, the words of its keys, the number of its lines, and
+   the lines that are not plain (:mod:`dmsg_logs.ingest.plain`).
+2. Rulings: if several files claim a key, the first by name keeps it, unless an earlier batch has it. That is a window
+   over words. The keys that a file must drop are a few words again, against which its lines are checked as they are
    written.
 3. Proof: the keys that were *written* decide whether the batch is right (:func:`contradictions`).
 """
@@ -21,7 +21,7 @@ from pyspark.sql import functions as F
 from dmsg_logs.ingest import lines, plain
 
 _KEY: Final = ("node", "boot", "word")
-#: Equal lines that are in memory at the same time.
+#: Most copies of one line in memory at the same time.
 _AT_ONCE: Final = 100_000
 
 
@@ -44,7 +44,7 @@ def _bit_of(seq: str) -> Column:
 
 
 def count_lines(read: DataFrame) -> DataFrame:
-    """Lines, ``uri`` and ``value``, as ``plain.COUNTED``: each as it is, whether it is plain or not."""
+    """Lines (``uri`` and ``value``) as ``plain.COUNTED``, without telling plain lines from others."""
     value = F.substring("value", 1, lines.MAX_LINE_BYTES + 1).cast("binary").alias("value")
     counted = read.groupBy("uri", value).agg(F.count(F.lit(1)).alias("n"))
     given = {"uri": F.col("uri"), "value": F.col("value"), "n": F.col("n"), "whole": F.lit(True)}
@@ -53,14 +53,14 @@ def count_lines(read: DataFrame) -> DataFrame:
 
 
 def odd_lines(counted: DataFrame) -> DataFrame:
-    """Those of the counted lines that are not plain, parsed (:func:`lines.parse`), with ``uri`` and ``n``."""
+    """The counted lines that are not plain, parsed (:func:`lines.parse`), with ``uri`` and ``n``."""
     text = F.col("value").cast("string").alias("value")
     return lines.parse(counted.where(F.isnotnull("value")).select("uri", "n", text))
 
 
 def claims(counted: DataFrame, odd: DataFrame) -> DataFrame:
-    """Counted lines (``plain.COUNTED``) and the odd ones of them, parsed, to ``uri``, ``node``, ``boot``, ``word``,
-    ``bits``, ``n`` and, of these, ``odd``. Only events claim a key; the others' is null."""
+    """Counted lines (``plain.COUNTED``) and the parsed odd lines among them to ``uri``, ``node``, ``boot``, ``word``,
+    ``bits``, ``n`` (lines) and ``odd`` (odd lines among them). Only events claim a key; that of other lines is null."""
     plainly = counted.where(F.isnull("value")).select("uri", *_KEY, "bits", "n", F.lit(0).alias("odd"))
     claimed = {"node": F.col("node"), "boot": F.col("boot"), "word": _word_of("seq"), "bits": _bit_of("seq")}
     oddly = odd.select(
@@ -74,9 +74,9 @@ def claims(counted: DataFrame, odd: DataFrame) -> DataFrame:
 
 
 def by_file(claims: DataFrame) -> DataFrame:
-    """A row a file: ``uri``, how many ``lines`` it has and how many of them are ``odd``, the least and the greatest
-    ``boot`` it has keys of (``boot``, ``last_boot``: the same, unless two logs were put together), how many ``words``
-    these are, and whether a key occurs ``twice`` in it, or in an odd line at that (``oddly``)."""
+    """One row for each file: ``uri``, its number of ``lines``, how many of them are ``odd``, its least and greatest
+    ``boot`` and ``last_boot`` (different only if two logs were put together), its number of ``words`` of keys, and whether
+    a key occurs ``twice`` in it, also in a word with an odd line (``oddly``)."""
     twice = F.isnotnull("word") & (F.col("n") > F.bit_count("bits"))
     return claims.groupBy("uri").agg(
         F.sum("n").alias("lines"),
@@ -90,7 +90,7 @@ def by_file(claims: DataFrame) -> DataFrame:
 
 
 def each_line(odd: DataFrame) -> DataFrame:
-    """Odd lines as often as there are: some at a time, because a file may hold the same one any number of times."""
+    """Each odd line ``n`` times, some at a time, because a file may hold the same line any number of times."""
     begun = odd.withColumn("at", F.explode(F.expr(f"sequence(0, n - 1, {_AT_ONCE})")))
     some = F.expr(f"array_repeat(1, cast(least(n - at, {_AT_ONCE}) as int))")
     return begun.withColumn("n", F.explode(some)).drop("at", "n")
@@ -99,7 +99,7 @@ def each_line(odd: DataFrame) -> DataFrame:
 def rulings(claims: DataFrame, earlier: DataFrame) -> DataFrame:
     """``uri``, ``node``, ``boot``, ``word`` and ``dropped``: the keys of a file that another file or batch keeps.
 
-    ``earlier`` has ``node``, ``boot``, ``word``, ``bits`` of what batches before hold.
+    ``earlier`` has ``node``, ``boot``, ``word``, ``bits`` of the keys of earlier batches.
     """
     ours = claims.where(F.isnotnull("word")).select("uri", *_KEY, "bits")
     everything = ours.unionByName(earlier.select(F.lit("").alias("uri"), *_KEY, "bits"))
@@ -110,19 +110,19 @@ def rulings(claims: DataFrame, earlier: DataFrame) -> DataFrame:
 
 
 def repeated(parsed: DataFrame) -> DataFrame:
-    """Parsed lines with ``again``: whether another line of the same file has the same key, and is kept instead.
+    """Parsed lines with ``again``: true if another line of the same file has the same key and is kept instead.
 
     For files in which a key occurs more than once; sorts whole lines. Corrupt lines are never ``again``.
     """
     fine = F.isnull("fault")
     content = F.xxhash64(*(name for name in parsed.columns if name != "uri"))
-    spread = F.when(~fine, content)  # corrupt lines have no key: not all of them into one partition
+    spread = F.when(~fine, content)  # corrupt lines have no key: spread them over partitions
     order = Window.partitionBy("uri", fine, "node", "boot", "seq", spread).orderBy(content)
     return parsed.withColumn("again", fine & (F.row_number().over(order) > 1))
 
 
 def ruled_out(marked: DataFrame, ruled: DataFrame) -> DataFrame:
-    """Lines with ``again``, which becomes true as well where the ruling on their file and key is to drop them."""
+    """Lines with ``again`` set also where the ruling on their file and key is to drop them."""
     joined = marked.withColumn("word", word()).join(ruled, ["uri", *_KEY], "left")
     dropped = F.coalesce(F.getbit("dropped", F.expr("cast(seq & 63 as int)")) == 1, F.lit(False))
     return joined.withColumn("again", F.col("again") | dropped).drop("word", "dropped")

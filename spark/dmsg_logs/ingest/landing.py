@@ -1,11 +1,10 @@
 """The landing zone: which files are there, what their names say, and how Spark gets at them.
 
 A landing zone is a directory tree of ``*.jsonl``, ``*.jsonl.gz`` and ``*.jsonl.zst`` files that appear whole (by a
-rename, or as an object). Names that begin with ``.`` or ``_`` are never read, nor is what lies below them, nor are names
-that are not UTF-8, or have a ``:`` in their last part, which Hadoop takes for the end of a scheme (our writer's have
-none). Nor is anything but plain files: a pipe would keep its reader waiting for good. Where Hadoop has no file system for
-the scheme (``s3:`` without its jars), :class:`MirroredLanding` copies what is new to a local directory by fsspec, one
-batch at a time.
+rename, or as an object). Ignored are names that begin with ``.`` or ``_`` and everything below them, names that are not
+UTF-8, names with a ``:`` in their last part, which Hadoop takes for the end of a scheme (our writer makes none), and
+anything but plain files: a pipe would block its reader for ever. If Hadoop has no file system for the scheme (``s3:``
+without its jars), :class:`MirroredLanding` copies new files to a local directory with fsspec, one batch at a time.
 """
 
 from __future__ import annotations
@@ -35,26 +34,25 @@ _NAME: Final = re.compile(
 )
 _ROLE: Final = re.compile(r"(?:^|/)role=([^/]+)/")
 _WHEN: Final = re.compile(r"(?:^|/)date=([0-9-]{10})/(?:hour=(\d{2})/)?")
-#: Characters that stand for themselves in a URI.
+#: Characters that need no encoding in a URI.
 _PLAIN: Final = re.compile(r"[A-Za-z0-9._=/-]*")
 
-#: Text in one batch, estimated: some 25 million lines, which a 2 GiB driver takes in its stride.
+#: Estimated bytes of text in one batch: some 25 million lines, which a 2 GiB driver handles easily.
 MAX_BATCH_BYTES: Final = 8 * 1024**3
 #: Files in one batch: the driver keeps accounts of each.
 MAX_BATCH_FILES: Final = 5_000
-#: Object stores of fsspec. They have no directories: before its first object a landing zone is not to be told from a
-#: mistake.
+#: Object stores of fsspec. They have no directories: before its first object, a landing zone looks like a mistyped path.
 _OBJECT_STORES: Final = frozenset(
     {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss", "oci", "ocilake", "obs", "cos", "tos", "b2", "r2"}
 )
-#: The longest part of a path that file systems take.
+#: Most bytes of one part of a path that file systems take.
 _NAME_BYTES: Final = 255
-#: Our lines shrink about so much when they are compressed.
+#: Approximate compression ratio of our lines.
 _COMPRESSION: Final = 7
 
 
 class FileName(NamedTuple):
-    """What the name of a landing file says; ``None`` for what it does not."""
+    """The fields in the name of a landing file; ``None`` for those it does not have."""
 
     role: str | None
     node: str | None
@@ -67,8 +65,8 @@ class FileName(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class LandingFile:
     """A file: its name relative to the landing zone, its bytes, Unix seconds of its last change, and where to read it:
-    ``path`` is what Spark is given, ``uri`` what Spark gives back, ``local`` what programs of the machine are given, if
-    it is on a file system of the machine."""
+    ``path`` goes to Spark, ``uri`` comes back from Spark, and ``local`` is for other programs if the file is on a file
+    system of the machine."""
 
     name: str
     size: int
@@ -79,18 +77,18 @@ class LandingFile:
 
     @property
     def identity(self) -> str:
-        """Equal if and only if there is nothing new in it, as far as a name can say. A digest in the name vouches for the
-        content of a file that is whole; a file without one is taken again when its size has changed."""
+        """Equal if and only if the file has nothing new, as far as a name can say. A digest in the name vouches for the
+        content of a whole file; a file without a digest is taken again when its size has changed."""
         return self.name if parse_name(self.name).digest else f"{self.name}:{self.size}"
 
     @property
     def text_bytes(self) -> int:
-        """About how much text is in it."""
+        """Approximate bytes of text in the file."""
         return self.size * (1 if self.name.endswith(".jsonl") else _COMPRESSION)
 
 
 def parse_name(name: str) -> FileName:
-    """What a name relative to the landing zone says. The role is the directory's."""
+    """The fields of a name relative to the landing zone. The role comes from the directory."""
     role = _ROLE.search(name)
     match = _NAME.match(_SUFFIX.sub("", name.rpartition("/")[2]))
     if match is None:
@@ -127,7 +125,7 @@ def shares(files: Sequence[LandingFile], count: int) -> list[list[LandingFile]]:
 
 
 def days(files: Iterable[LandingFile]) -> int:
-    """On how many days the files were begun, according to their directories; at least 1."""
+    """Number of days on which the files were begun, according to their directories; at least 1."""
     return len({_order(each)[0] for each in files}) or 1
 
 
@@ -154,12 +152,11 @@ def _is_seen(part: str) -> bool:
 
 
 def _directories(root: str) -> Iterator[tuple[str, list[str], bool]]:
-    """Every directory from ``root`` on that may be read, once, the names of what is in it, and whether a symbolic link
-    leads there.
+    """Every readable directory from ``root`` on, once: its path, the names in it, and whether a symbolic link leads to it.
 
-    Symbolic links are followed last and in order, so that a directory which several lead to always has the same name:
-    its files would otherwise be taken for new ones. One that leads back is not followed at all. What cannot be read is an
-    error, unless a link leads there, which may lead anywhere.
+    Symbolic links are followed last and in order, so that a directory with several links always has the same name: its
+    files would otherwise be taken for new ones. A link that leads back is not followed. An unreadable directory is an
+    error, unless it was reached by a link, which may lead anywhere.
     """
     found: set[tuple[int, int]] = set()
     waiting = [root]
@@ -186,7 +183,7 @@ def _directories(root: str) -> Iterator[tuple[str, list[str], bool]]:
 
 
 def _plain_file(path: str, *, linked: bool) -> os.stat_result | None:
-    """The status of a plain file, ``None`` for anything else, and for what cannot be read if a link leads there."""
+    """The status of a plain file; ``None`` for anything else, and for an unreadable file behind a link."""
     linked = linked or os.path.islink(path)
     try:
         status = os.stat(path)
@@ -209,7 +206,7 @@ class Landing(Protocol):
         """The same files with ``path`` and ``uri``, readable by Spark until :meth:`release`."""
 
     def release(self) -> None:
-        """What was fetched is not needed any more."""
+        """Give up the fetched files."""
 
 
 def open_landing(spark: SparkSession, landing: str) -> Landing:
@@ -266,7 +263,7 @@ class HadoopLanding(_InPlace):
         columns = ("path", "length", F.unix_micros("modificationTime"))
         found = {path: (size, changed / 1e6) for path, size, changed in listed.select(*columns).collect()}
         uris = listed.inputFiles()
-        if len(uris) != len(found):  # the rows are without empty files, which may be all that is left of a full one
+        if len(uris) != len(found):  # the rows lack empty files, and an empty file may be the rest of a full one
             for path in (paths.path_of_uri(self._spark, uri) for uri in uris):
                 if path not in found:
                     found[path] = (0, paths.changed_at(self._spark, path))
@@ -277,8 +274,8 @@ class HadoopLanding(_InPlace):
 class MirroredLanding:
     """A landing zone that only fsspec can read: new files are copied to a directory of this machine, batch by batch.
 
-    Names of objects that no directory can have beside others are not read: with an empty or too long part, or below what
-    is itself the name of a file.
+    Objects whose names cannot be paths of files are not read: names with an empty or too long part, and names below
+    another file's name.
 
     For a session whose executors are on this machine; ``ValueError`` otherwise.
     """
@@ -339,7 +336,7 @@ def _located(spark: SparkSession, root: str, files: list[LandingFile]) -> list[L
 
 
 def _changed_at(info: Mapping[str, Any]) -> float:
-    """Each file system of fsspec has its own name and type for the time of the last change."""
+    """Unix seconds of the last change; each file system of fsspec has its own name and type for this time."""
     value = next((info[name] for name in ("LastModified", "mtime", "modified", "created") if info.get(name)), 0.0)
     if isinstance(value, str):
         value = datetime.fromisoformat(value.replace("Z", "+00:00"))

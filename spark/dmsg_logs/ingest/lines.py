@@ -1,10 +1,10 @@
 """One line of text to one row, whatever the line is: pure functions from DataFrames to DataFrames.
 
 Spark's JSON *reader* drops blank lines and ``[]``, makes several rows of an array and ignores what follows the first
-object of a line. So what :mod:`dmsg_logs.ingest.plain` cannot vouch for is read as text, which loses nothing, goes through
-``from_json`` here, and comes out as exactly one row a line: an event, or a ``fault`` and the line itself.
+object of a line. So lines that :mod:`dmsg_logs.ingest.plain` cannot vouch for are read as text, which loses nothing, and
+parsed here with ``from_json``. Each line gives exactly one row: an event, or a ``fault`` and the line itself.
 
-What is tolerated, because Spark's parser does: numbers and booleans where text is declared (kept as their text), a
+Tolerated, because Spark's parser tolerates it: numbers and booleans where text is declared (kept as their text), a
 field that occurs twice (the last one counts), a field without a value.
 """
 
@@ -20,15 +20,15 @@ from dmsg_logs.schemas import EVENTS, LINE
 
 #: A longer line is not parsed; our longest event, a dial with many attempts, is a few KiB.
 MAX_LINE_BYTES: Final = 1024 * 1024
-#: So much of a line that is too long is kept.
+#: Characters that are kept of a line that is too long.
 KEPT_CHARS: Final = 64 * 1024
-#: Stands for what a reader left in a file that unpacks to more than it may; no JSON, so no program of ours writes it.
+#: Stands for the unread rest of a file that unpacks to more than it may; it is no JSON, so no program of ours writes it.
 REST_LEFT: Final = "\x1admsg_logs: the rest of this file was not unpacked"
 #: The fault of that line.
 UNPACKS_TOO_FAR: Final = "unpacks_too_far"
-#: What is longer than this Hadoop, which reads the files that tasks cannot, passes over: it would not fit into memory.
+#: Hadoop, which reads the files that tasks cannot, skips longer lines: they would not fit into memory.
 MAX_READ_BYTES: Final = 32 * 1024 * 1024
-#: Numbers beyond are mistakes, or worse: sums of them would overflow, and times be none. ``seq`` is not negative either.
+#: Larger numbers are mistakes or forged: sums of them would overflow, and times be invalid. ``seq`` is not negative either.
 MAX_INT: Final = 2**53 - 1
 MAX_FLOAT: Final = 1e12
 #: Times outside of [EARLIEST, LATEST) are mistakes: 2000-01-01 and 2100-01-01, Unix seconds.
@@ -45,7 +45,7 @@ _WHITE: Final = " \t\r"
 def read_lines(spark: SparkSession, patterns: list[str], *, tolerant: bool) -> DataFrame:
     """The lines of files as ``value``, with the ``uri`` (as Spark writes it) of their file.
 
-    ``tolerant`` reads as much of a damaged file as there is and says nothing; otherwise it fails the job.
+    ``tolerant`` silently reads the readable part of a damaged file; otherwise such a file fails the job.
     """
     reader = (
         spark.read.option("lineSep", "\n")
@@ -58,7 +58,7 @@ def read_lines(spark: SparkSession, patterns: list[str], *, tolerant: bool) -> D
 
 def uri() -> Column:
     """The file a row was read from, as a URI."""
-    return F.input_file_name().alias("uri")  # the same as of ``_metadata``, for which every row would be copied
+    return F.input_file_name().alias("uri")  # the same URI as in ``_metadata``, which would copy every row
 
 
 def is_unreadable(error: Exception) -> bool:
@@ -98,7 +98,7 @@ def date_of(ts: Column) -> Column:
 def _fault() -> Column:
     text = F.col("value")
     stripped = F.btrim(text, F.lit(_WHITE))
-    # Inside of an array anything that is not exactly one value shows: an array of two, or no array at all.
+    # Wrapped in an array, text that is not exactly one value is found: it gives an array of two, or no array at all.
     whole = F.coalesce(F.json_array_length(F.concat(F.lit("["), text, F.lit("]"))), F.lit(0)) == 1
     unparsed = (
         F.when(stripped == "", "blank")
@@ -123,7 +123,7 @@ def _fault() -> Column:
 
 
 def _out_of_range() -> Column:
-    """Whether a number is. In an array, so that the optimizer has one condition to think of and not three dozen."""
+    """Whether any number is out of range. One array, so that the optimizer sees one condition instead of three dozen."""
     limits: dict[DataType, float] = {LongType(): MAX_INT, DoubleType(): MAX_FLOAT}
     numbers = ((F.col("parsed")[each.name], limits.get(each.dataType)) for each in LINE.fields)
     beyond = [F.abs(number.cast("double")) > limit for number, limit in numbers if limit is not None]
@@ -131,7 +131,7 @@ def _out_of_range() -> Column:
 
 
 def _unfamiliar() -> Column:
-    """Whether an event holds more than our columns do: a later version, an event or a field we do not know."""
+    """Whether an event holds more than our columns: a later version, or an unknown event or field."""
     event, version = F.col("parsed.event"), F.col("parsed.v")
     newest = F.coalesce(*(F.when(event == name, F.lit(known.version)) for name, known in EVENTS.items()))
     later = newest.isNull() | (F.coalesce(version, F.lit(0)) > newest)

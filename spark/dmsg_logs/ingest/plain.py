@@ -1,11 +1,11 @@
-"""Plain lines, which almost all of them are: told from others, and made into columns, by Python tasks over Arrow.
+"""Python tasks over Arrow that recognise plain lines (almost all lines are plain) and turn them into columns.
 
 A line is *plain* if it decodes strictly to an event we know: one JSON object in UTF-8, fields of that event only, of
-their types and in their range, with a key of no great length, a possible time, and a version we know. It cannot have a
-fault, and is all in our columns. What any other line is, :mod:`dmsg_logs.ingest.lines` finds out, in Spark, which takes longer.
+their types and in their range, with a key of no great length, a possible time, and a version we know. A plain line has no
+fault and fits completely into our columns. :mod:`dmsg_logs.ingest.lines` parses all other lines in Spark, which is slower.
 
-Tasks are handed whole files, as they are stored. What they cannot vouch for (a file that is cut off) they leave alone and
-say so. Pure functions; a task holds a file as it is stored and some :data:`_HELD_BYTES` of text, however long a line is.
+Tasks are handed whole files, as they are stored. They refuse a file that they cannot vouch for, such as one that is cut
+off. Pure functions; a task holds a file as it is stored and some :data:`_HELD_BYTES` of text, however long a line is.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ from dmsg_logs.ingest import store
 from dmsg_logs.ingest.lines import EARLIEST_S, LATEST_S, MAX_FLOAT, MAX_INT, MAX_LINE_BYTES, REST_LEFT
 from dmsg_logs.schemas import ENVELOPE, EVENTS, event_struct
 
-#: A file is handed to a task whole if it is no larger; our writer begins a new one after 64 MiB.
+#: Largest file that is handed to a task as a whole; our writer begins a new file after 64 MiB.
 MAX_FILE_BYTES: Final = 65 * 1024**2
-#: Text that a packed file may unpack to, for each byte of it. The densest logs of ours, a storm of refusals that differ in
-#: their number and time alone, pack to a 100th; so this cuts none of them, and bounds what a file made for it costs.
+#: Bytes of text that each byte of a packed file may unpack to. Our densest logs, storms of refusals that differ only in
+#: number and time, pack to a 100th: none of them is cut, and the cost of a decompression bomb is bounded.
 MAX_RATIO: Final = 250
-#: Text that any packed file may unpack to: as much as a batch has.
+#: Bytes that any packed file may unpack to: the size of a batch.
 MAX_TEXT_BYTES: Final = 8 * 1024**3
-#: Text that waits for others of its kind, for a task.
+#: Bytes of text that a task buffers to write lines of one event together.
 _HELD_BYTES: Final = 24 * 1024**2
 _BLOCK_BYTES: Final = MAX_LINE_BYTES
-#: Arrow parses so much at once; a line must fit in.
+#: Bytes that Arrow parses at once; a line must fit in.
 _PARSED_BYTES: Final = 8 * 1024**2
 #: Rows that wait to be handed over.
 _MAX_ROWS: Final = 20_000
 _MAX_ODD_BYTES: Final = 16 * 1024**2
-#: A word holds the keys of so many bits of ``seq``.
+#: Low bits of ``seq`` that a word covers: 64 keys.
 WORD_BITS: Final = 6
 _DAY_S: Final = 86_400.0
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 _CODECS: Final = {"zst": "zstd", "gz": "gzip"}
 
-#: What :func:`scan` gives: see there.
+#: The rows of :func:`scan`.
 COUNTED: Final = StructType(
     [
         StructField("uri", StringType()),
@@ -62,27 +62,27 @@ COUNTED: Final = StructType(
     ]
 )
 _COUNTED: Final = to_arrow_schema(COUNTED)
-#: What :func:`texts` gives.
+#: The rows of :func:`texts`.
 TEXTS: Final = StructType([StructField("uri", StringType()), StructField("value", BinaryType())])
 _TEXTS: Final = to_arrow_schema(TEXTS)
 _TEXT_ROWS: Final = 1_000
 #: Why :func:`scan` could not read a file, if it could not be unpacked.
 DAMAGED: Final = b"damaged"
-#: What ends a line of which the rest was cut off: it is no JSON, with this behind it or anywhere in it.
+#: Ends a line whose rest was cut off: no JSON text contains this byte.
 _CUT: Final = b"\0"
 _INT: Final = Annotated[int, msgspec.Meta(ge=-MAX_INT, le=MAX_INT)]
 _FLOAT: Final = Annotated[float, msgspec.Meta(ge=-MAX_FLOAT, le=MAX_FLOAT)]
 _TYPES: Final[dict[str, Any]] = {"str": str, "int": _INT, "float": _FLOAT, "bool": bool}
-#: Names of programs and runs: a bound of what tasks hold for each key.
+#: Names of programs and runs, bounded because tasks hold them for each key.
 _NAME: Final = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
-#: What :func:`tables` gives, before what says where a row belongs.
+#: The columns of :func:`tables`, without those that say where a row belongs.
 _ROW: Final = to_arrow_schema(store.DATA)
-#: What is wrong with a line that is not plain; which of them does not matter here.
+#: Errors of a line that is not plain; which one does not matter here.
 _ODD: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 #: Keys as bits, by node, boot and word.
 Words = Mapping[tuple[str, str, int], int]
-#: A file: its URI, and what is stored under it.
+#: A file: its URI and its stored bytes.
 File = tuple[str, pa.Buffer]
 
 
@@ -95,7 +95,7 @@ class Damaged(Unreadable):
 
 
 def _struct(name: str) -> type[msgspec.Struct]:
-    """The class of an event. Fields of its own may be left out, as those that came later are in an older version."""
+    """The class of an event. Its own fields are optional, because older versions lack the later ones."""
     event = EVENTS[name]
     strict = {
         "v": Annotated[int, msgspec.Meta(ge=-MAX_INT, le=event.version)],
@@ -113,7 +113,7 @@ def _struct(name: str) -> type[msgspec.Struct]:
 
 _STRUCTS: Final = {_struct(name): name for name in EVENTS}
 _DECODER: Final[msgspec.json.Decoder[Any]] = msgspec.json.Decoder(functools.reduce(operator.or_, _STRUCTS))
-#: How our writer begins a line; what follows is the name of the event.
+#: How our writer begins a line; the name of the event follows.
 _BEGINNING: Final = b'{"event":"'
 _HEAD: Final = len(_BEGINNING)
 _KINDS: Final = {_BEGINNING + name.encode(): name for name in EVENTS}
@@ -130,12 +130,12 @@ def is_plain(line: bytes) -> bool:
 
 
 def line_blocks(content: pa.Buffer, name: str) -> Iterator[list[bytes]]:
-    """The lines of a file, some at a time; ``name`` says by its end how it is compressed. Of a line longer than
-    ``lines.MAX_LINE_BYTES`` so much is left, and :data:`_CUT`. A file that unpacks to more than :func:`text_limit` allows
-    is read that far; ``lines.REST_LEFT`` stands for the rest, the line begun included.
+    """The lines of a file, some at a time; the end of ``name`` tells the compression. A line longer than
+    ``lines.MAX_LINE_BYTES`` is cut to that length and ends with :data:`_CUT`. A file that unpacks to more than
+    :func:`text_limit` allows is read that far; ``lines.REST_LEFT`` stands for the rest, including the incomplete line.
 
-    Raises :class:`Unreadable` for a file that is :class:`Damaged`, or begins with a byte order mark: others read these, so
-    not for one that unpacks to more than it may.
+    Raises :class:`Unreadable` for a file that begins with a byte order mark, and :class:`Damaged`: Spark reads these
+    files. A file that unpacks too far raises neither, so that nobody reads the rest.
     """
     rest, first = b"", True
     for block in _unpacked(content, name):
@@ -164,9 +164,9 @@ def text_limit(size: int) -> int:
 
 
 def _unpacked(content: pa.Buffer, name: str) -> Iterator[bytes | None]:
-    """The text of a file in blocks, none of them empty; ``None`` at the end if there is more than it may unpack to.
+    """The text of a file in blocks, none of them empty; ``None`` at the end if the file unpacks to more than it may.
 
-    Raises :class:`Damaged` where it is that.
+    Raises :class:`Damaged` at a place that cannot be unpacked.
     """
     source = pa.BufferReader(content)
     packed = is_packed(name)
@@ -189,12 +189,12 @@ def _unpacked(content: pa.Buffer, name: str) -> Iterator[bytes | None]:
 
 
 def _bounded(line: bytes) -> bytes:
-    """A line, or what is left of it: too long as before, and no event, whatever has been cut off. It may go on."""
+    """A line, cut if it is too long. The rest is still too long and never an event; it may be continued."""
     return line if len(line) <= MAX_LINE_BYTES else line[:MAX_LINE_BYTES] + _CUT
 
 
 def texts(files: Iterable[File]) -> Iterator[pa.RecordBatch]:
-    """Files to their lines as they are, as :data:`TEXTS`."""
+    """The unparsed lines of files, as :data:`TEXTS`."""
     for uri, content in files:
         for lines in line_blocks(content, uri):
             for start in range(0, len(lines), _TEXT_ROWS):
@@ -203,10 +203,10 @@ def texts(files: Iterable[File]) -> Iterator[pa.RecordBatch]:
 
 
 def scan(files: Iterable[File]) -> Iterator[pa.RecordBatch]:
-    """Files to what is in them, as :data:`COUNTED`: for the keys of plain lines ``node``, ``boot``, ``word``, ``bits`` and
-    how many lines there are, ``n``; any other line as ``value``. The same may come in several rows. The sum of ``n`` is
-    the number of lines, unless a row says that the file could not be read ``whole``; ``value`` is :data:`DAMAGED` if that is
-    what it is."""
+    """The content of files as :data:`COUNTED`. Keys of plain lines are ``node``, ``boot``, ``word``, ``bits`` and ``n``, the
+    number of lines; any other line is ``value``. The same word or line may come in several rows. The sum of ``n`` is the
+    number of lines, unless a row with ``whole`` false refuses the file; then ``value`` is :data:`DAMAGED` if it could not be
+    unpacked."""
     rows = _Rows()
     for uri, content in files:
         words = _Words()
@@ -230,13 +230,13 @@ def scan(files: Iterable[File]) -> Iterator[pa.RecordBatch]:
 
 
 class _Words:
-    """Keys of plain lines as bits, and how many lines, by node, boot and word: ``found``."""
+    """Keys of plain lines as bits, and the number of lines, by node, boot and word: ``found``."""
 
     def __init__(self) -> None:
         self.found: dict[tuple[str, str, int], list[int]] = {}
 
     def take(self, lines: Iterable[bytes]) -> Iterator[bytes]:
-        """Count the plain ones of lines, give the others. Most lines are of the same word as the one before."""
+        """Count the plain lines and yield the others. Most lines have the same word as the line before."""
         decode = _DECODER.decode
         node = boot = ""
         word = bits = count = 0
@@ -289,7 +289,7 @@ class _Rows:
 
 
 class Part(NamedTuple):
-    """Rows of one partition of what is written: good or dup, and the day since 1970-01-01 of good ones."""
+    """Rows for one partition of the output: good or dup, and for good rows the day since 1970-01-01."""
 
     state: str
     day: int | None
@@ -297,10 +297,10 @@ class Part(NamedTuple):
 
 
 class Told(NamedTuple):
-    """What :func:`tables` is told of files, by ``uri``.
+    """What :func:`tables` needs to know of files, by ``uri``.
 
-    ``names`` are their own, ``mixed`` are those that have lines which are not plain, ``dropped`` the keys of each that are
-    duplicates. In those that are in ``twice`` a key may occur again: all but the first line with it are duplicates.
+    ``names`` are their names, ``mixed`` the files with lines that are not plain, ``dropped`` the keys of each file that are
+    duplicates. In a file in ``twice`` a key may occur again: all lines with it but the first are duplicates.
     """
 
     names: Mapping[str, str]
@@ -367,7 +367,7 @@ def _glance(lines: list[bytes]) -> dict[tuple[str, str], list[bytes]]:
 def _look(
     lines: list[bytes], taken: dict[tuple[str, str, int], int], twice: bool
 ) -> dict[tuple[str, str], list[bytes]]:
-    """The plain ones of lines, by state and event; ``taken`` are the keys of duplicates, ``twice`` adds those of lines."""
+    """The plain lines by state and event; ``taken`` are the keys of duplicates, ``twice`` adds the keys of these lines."""
     found: dict[tuple[str, str], list[bytes]] = {}
     for line in lines:
         try:
@@ -404,7 +404,7 @@ def _parts(where: tuple[str, str], group: _Waiting) -> Iterator[Part]:
 def _columns(name: str, lines: list[bytes]) -> dict[str, Any]:
     try:
         table = _read(name, lines)
-    except pa.ArrowInvalid:  # a field that is there twice, of which the last one counts
+    except pa.ArrowInvalid:  # a field occurs twice; its last value counts
         table = _read(name, [msgspec.json.encode(_DECODER.decode(line)) for line in lines])
     if table.num_rows != len(lines):
         raise ValueError(f"{len(lines)} lines of {name} became {table.num_rows} rows")

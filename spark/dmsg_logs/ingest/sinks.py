@@ -1,11 +1,10 @@
-"""Where tasks get files from, and where they put the columns they have made of them.
+"""Where tasks get files from, and where they put their columns.
 
-Files come off the disk where the landing zone is on a file system of the machine, as every executor sees it, and
-otherwise from Spark. Columns go into Parquet files of the task's own, or back to Spark, which writes them.
+Tasks read files from disk if the landing zone is on a file system of the machine that every executor sees; otherwise
+Spark reads them. Tasks write columns into Parquet files of their own, or hand them back to Spark, which writes them.
 
-Spark's writer makes rows of the columns again, and columns of the rows, some sixty of them. So tasks write the files
-themselves where the table is on a file system of the machine. On any other (``hdfs:``, ``s3a:``) Spark does, with what it
-knows of them.
+Spark's writer turns the columns, some sixty, into rows and back. So tasks write the files themselves if the table is on a
+file system of the machine. On other file systems (``hdfs:``, ``s3a:``) Spark writes them, because it knows these.
 """
 
 from __future__ import annotations
@@ -26,28 +25,28 @@ from pyspark.sql.types import DateType, LongType, StringType, StructField, Struc
 
 from dmsg_logs.ingest import plain, store
 
-#: Files a task writes to at once: a reader of lines cannot choose how many days they are of.
+#: Files that a task keeps open at once: its lines may come from any number of days.
 _OPEN_FILES: Final = 24
-#: What is asked for by value. Every reader reads what is known of every column.
+#: Columns that queries filter by value. No statistics of others, because every reader reads all statistics.
 _STATISTICS: Final = ["event", "role", "ts"]
-#: What is worth a dictionary; numbers are mostly different.
+#: Columns that are worth a dictionary; numbers mostly differ.
 _STRINGS: Final = [each.name for each in store.DATA if isinstance(each.dataType, StringType)]
 _BATCH_ROWS: Final = 10_000
 _EPOCH: Final = date(1970, 1, 1)
-#: Where files lie that have no name yet: readers leave it out, and so does Spark when it writes beside.
+#: Directory of files without a final name: readers ignore it, and so does Spark when it writes beside it.
 _HIDDEN: Final = "_plain"
 _NO_DATE: Final = "__HIVE_DEFAULT_PARTITION__"
 
-#: What :class:`RowSink` gives: lines as they are written, and where.
+#: The rows of :class:`RowSink`: lines as they are written, and where.
 ROWS: Final = StructType([*store.DATA.fields, StructField("state", StringType()), StructField("date", DateType())])
-#: What :class:`FileSink` gives: a row for each file. See :func:`publish`.
+#: The rows of :class:`FileSink`, one for each file. See :func:`publish`.
 FILES: Final = StructType(
     [StructField("hidden", StringType()), StructField("name", StringType()), StructField("rows", LongType())]
 )
 
 
 class FromDisk:
-    """Files that tasks read by themselves: URI and path of each, by task; a task is handed the number of its share."""
+    """Files that tasks read themselves: the URI and path of each, by task; a task is handed the number of its share."""
 
     def __init__(self, shares: Sequence[Sequence[tuple[str, str]]]) -> None:
         self._shares = shares
@@ -58,7 +57,7 @@ class FromDisk:
                 for uri, path in self._shares[number]:
                     try:
                         content = Path(path).read_bytes()
-                    except OSError as error:  # one that fails halfway does not name the file
+                    except OSError as error:  # an error in the middle of a file does not name it
                         raise OSError(error.errno, error.strerror, path) from None
                     yield uri, pa.py_buffer(content)
 
@@ -101,10 +100,10 @@ class RowSink:
 
 
 class FileSink:
-    """Work that writes plain lines to Parquet files below ``directory``, and says which, as :data:`FILES`.
+    """Work that writes plain lines to Parquet files below ``directory`` and returns their names, as :data:`FILES`.
 
-    The files are hidden until :func:`publish` gives them their names, so that only those of tasks that were done get one,
-    and another writer can write there meanwhile.
+    The files are hidden until :func:`publish` gives them their names, so that only files of completed tasks get one, and
+    another writer can write there meanwhile.
     """
 
     def __init__(self, told: plain.Told, directory: str) -> None:
@@ -127,16 +126,16 @@ class FileSink:
 
 
 def publish(directory: str, written: Iterable[tuple[str, str, int]]) -> None:
-    """Give the files below ``directory`` that tasks say they have written (:data:`FILES`) their names."""
+    """Give the files that tasks have written (:data:`FILES`) their names below ``directory``."""
     for hidden, name, _ in written:
         target = Path(directory, name)
         target.parent.mkdir(parents=True, exist_ok=True)
         os.replace(Path(directory, hidden), target)
-    shutil.rmtree(Path(directory, _HIDDEN), ignore_errors=True)  # what is left is of tasks that failed
+    shutil.rmtree(Path(directory, _HIDDEN), ignore_errors=True)  # the rest is from failed tasks
 
 
 class _File(NamedTuple):
-    """A file that a task writes: its path, the directory it belongs into, and what writes it."""
+    """A file that a task writes: its path, the directory it belongs into, and its writer."""
 
     path: Path
     directory: str

@@ -10,9 +10,9 @@
     <tables>/events/attempts/00000007-<id>.json          who makes, or made, those directories
     <tables>/events/running.json                         who is at work
 
-A batch belongs to the table from the moment its commit exists, which is created whole or not at all, and only if no
-other run has created it first; before that no reader opens its directories. A killed run leaves behind a directory that
-no commit names. So there is no state in which a reader sees a part of a batch, and no repair.
+A batch belongs to the table from the moment its commit exists; before that, no reader opens its directories. A commit is
+created whole or not at all, and only if no other run has created it first. A killed run leaves a directory that no commit
+names. So a reader never sees a part of a batch, and there is nothing to repair.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from dmsg_logs.runtime import paths
 from dmsg_logs.runtime.frames import local_frame
 from dmsg_logs.schemas import LINE
 
-#: So many commits are read one by one; starting a job for them would take longer.
+#: Most commits to read one by one; starting a job for them would take longer.
 _FEW: Final = 40
-#: What became of a line; a directory level of a batch's data.
+#: States of a line; a directory level of a batch's data.
 STATES: Final = ("good", "dup", "corrupt")
 #: Digits of a batch's number in names, so that names sort as numbers do.
 BATCH_DIGITS: Final = 8
@@ -43,7 +43,7 @@ _EXTRA: Final = (
     StructField("line", StringType()),
     StructField("fault", StringType()),
 )
-#: What lies in the Parquet files of a batch.
+#: The columns of a batch's Parquet files.
 DATA: Final = StructType([*LINE.fields, *_EXTRA])
 _PARTITIONS: Final = (
     StructField("run", StringType()),
@@ -86,9 +86,9 @@ KEYS: Final = StructType(
 class Commit:
     """One batch of the table.
 
-    ``run`` names its directories, ``states`` counts its lines, ``boots`` are the runs of programs that good lines are of
-    (``None``: too many to list, or a file had lines of several), ``files`` are its accounts with two fields more, ``size``
-    and ``identity``.
+    ``run`` names its directories, ``states`` counts its lines, ``boots`` are the program runs of its good lines (``None``:
+    too many to list, or a file had lines of several), ``files`` are its accounts with two more fields, ``size`` and
+    ``identity``.
     """
 
     batch: int
@@ -112,27 +112,27 @@ class Commit:
 
 
 def commit_path(tables: str, batch: int) -> str:
-    """Where the commit of a batch is."""
+    """Path of the commit of a batch."""
     return paths.join(tables, "events", "commits", f"{batch:0{BATCH_DIGITS}d}.json")
 
 
 def data_path(tables: str, run: str = "") -> str:
-    """Where the lines of all batches are, or of one attempt at a batch."""
+    """Path of the lines of all batches, or of one attempt at a batch."""
     return paths.join(tables, "events", "data", *([f"run={run}"] if run else []))
 
 
 def keys_path(tables: str, run: str = "") -> str:
-    """Where the keys of all batches are, or of one attempt at a batch."""
+    """Path of the keys of all batches, or of one attempt at a batch."""
     return paths.join(tables, "events", "keys", *([f"run={run}"] if run else []))
 
 
 def attempt_path(tables: str, run: str) -> str:
-    """Where it says who attempts, or attempted, a batch under the name ``run``."""
+    """Path of the note that says who attempts, or attempted, a batch under the name ``run``."""
     return paths.join(tables, "events", "attempts", f"{run}.json")
 
 
 def lease_path(tables: str) -> str:
-    """Where the run that is at work says so."""
+    """Path of the note of the run that is at work."""
     return paths.join(tables, "events", "running.json")
 
 
@@ -163,11 +163,11 @@ def last_batch(spark: SparkSession, tables: str) -> int:
 
 
 def read_events(spark: SparkSession, tables: str, of: Sequence[Commit] | None = None) -> DataFrame:
-    """All good lines, each key once: the columns of ``schemas.LINE``, then ``raw`` (the whole line where it holds more
-    than we know, else null), ``date`` (of ``ts``, UTC), ``file`` (relative to the landing zone), ``batch`` and
-    ``landed_at`` (Unix seconds of the file's last change).
+    """All good lines, each key once: the columns of ``schemas.LINE``, then ``raw`` (the whole line if it holds more than
+    we know, else null), ``date`` (of ``ts``, UTC), ``file`` (relative to the landing zone), ``batch`` and ``landed_at``
+    (Unix seconds of the file's last change).
 
-    ``of`` are the batches to read, all by default, here and below.
+    Here and below, ``of`` are the batches to read, by default all.
     """
     of = commits(spark, tables) if of is None else of
     # The optimizer drops this join in queries that do not ask for the time.
@@ -182,7 +182,7 @@ def read_quarantine(spark: SparkSession, tables: str) -> DataFrame:
 
 
 def read_state(spark: SparkSession, tables: str, state: str, of: Sequence[Commit] | None = None) -> DataFrame:
-    """All lines in one state, every column there is."""
+    """All lines in one state, with all columns."""
     of = commits(spark, tables) if of is None else of
     runs = [each.run for each in of if each.states.get(state)]
     return read_runs(spark, tables, [(run, state) for run in runs])
@@ -200,7 +200,7 @@ def read_runs(spark: SparkSession, tables: str, parts: list[tuple[str, str]]) ->
 
 
 def read_keys(spark: SparkSession, tables: str, runs: list[str]) -> DataFrame:
-    """The keys of the good lines of some runs, see ``KEYS``; a word has a row in each run that has keys of it."""
+    """The keys of the good lines of some runs, see ``KEYS``; a word has a row for each run with keys in it."""
     if not runs:
         return local_frame(spark, [], KEYS)
     return spark.read.schema(KEYS).parquet(*(paths.literally(keys_path(tables, run)) for run in runs))
@@ -213,11 +213,11 @@ def read_good_keys(spark: SparkSession, tables: str, of: Sequence[Commit] | None
 
 
 def read_accounts(spark: SparkSession, tables: str, of: Sequence[Commit] | None = None) -> DataFrame:
-    """One row for each time that a landing file was taken: ``file``, ``role``, ``node``, ``boot``, ``number``, ``recorded``
+    """One row for each time a landing file was taken: ``file``, ``role``, ``node``, ``boot``, ``number``, ``recorded``
     (lines according to its name, or null), ``lines`` (found), ``good``, ``dup``, ``corrupt``, ``missing``, ``batch``,
     ``landed_at``, ``problem`` (why lines are missing, or null).
 
-    What was missing when a file was taken is not missing any more, or once more, when it was taken again.
+    When a file is taken again, only the last row counts its missing lines.
     """
     numbers = commit_numbers(spark, tables) if of is None else [each.batch for each in of]
     if not numbers:

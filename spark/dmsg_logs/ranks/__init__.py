@@ -1,1 +1,1 @@
-"""Relay ranks: from what clients saw of relays to a signed document."""
+"""Relay ranks: from clients' observations of relays to a signed document."""

@@ -40,11 +40,11 @@ __all__ = ["Ranks", "RanksError", "compute_ranks", "ranks_document", "verify_doc
 
 FORMAT: Final = "dmsg-relay-ranks"
 VERSION: Final = 1
-#: How far back evidence is taken from; what is older would count less than a sixteenth.
+#: Age of the oldest evidence, in seconds; older evidence would count less than a sixteenth.
 WINDOW_S: Final = 86_400
-#: Two runs may fail before what is known fades.
+#: Lifetime of a document, in seconds: two daily runs may fail before scores fade.
 LIFETIME_S: Final = 172_800
-#: What readers take; a longer document is not written.
+#: Longest document that readers take; a longer one is not written.
 DOCUMENT_LIMIT_BYTES: Final = 4 * 1024 * 1024
 RELAYS_LIMIT: Final = 20_000
 _SPAN_LIMIT_S: Final = 90 * 86_400
@@ -64,8 +64,8 @@ class RanksError(ValueError):
 class Ranks:
     """Scores of relays (thousandths, by full public key), ``issued`` at Unix seconds, over the ``window_s`` before.
 
-    ``excluded_clients`` and ``excluded_events`` count whose evidence was left out, and how many pieces of it. ``issuer``
-    is empty until the document is signed.
+    ``excluded_clients`` counts the clients whose evidence was left out, ``excluded_events`` the pieces of that evidence.
+    ``issuer`` is empty until the document is signed.
     """
 
     issued: int
@@ -85,7 +85,7 @@ def compute_ranks(
     half_life_s: float = HALF_LIFE_S,
     lifetime_s: int = LIFETIME_S,
 ) -> Ranks:
-    """Score every relay the events know, as of ``now`` (Unix seconds)."""
+    """Score every relay in the events, as of ``now`` (Unix seconds)."""
     asked: dict[str, Callable[[], Any]] = {
         "voices": lambda: gather_voices(events, now=now, window_s=window_s, half_life_s=half_life_s),
         "excluded": lambda: excluded_clients(events, now=now, window_s=window_s),
@@ -106,7 +106,7 @@ def compute_ranks(
 def gather_voices(
     events: DataFrame, *, now: float, window_s: int = WINDOW_S, half_life_s: float = HALF_LIFE_S
 ) -> tuple[list[Voice], list[str]]:
-    """What every client has seen of every relay, and the relays that have told their key."""
+    """Every client's observations of every relay, and the relays that have told their key."""
     span = {"now": now, "window_s": float(window_s)}
     told = sorted(row["relay"] for row in _rows(relay_keys(events)))
     keys = local_frame(events.sparkSession, [(relay,) for relay in told], _RELAYS)
@@ -117,15 +117,15 @@ def gather_voices(
 
 
 def excluded_clients(events: DataFrame, *, now: float, window_s: int = WINDOW_S) -> frozenset[str]:
-    """First 16 digits of the keys whose evidence is left out: flagged for abuse on the word of more than one relay, or
-    on their own."""
+    """First 16 digits of the keys whose evidence is left out: flagged for abuse by the word of more than one relay, or by
+    their own lines."""
     flagged = abuse_scores(in_window(events, now=now, window_s=window_s)).where("flagged and confirmed")
     keys = flagged.select(F.substring("key", 1, _NODE_DIGITS).alias("client")).distinct()
     return frozenset(row["client"] for row in _rows(keys))
 
 
 def ranks_document(ranks: Ranks) -> dict[str, Any]:
-    """The document of ``ranks``, without who signs it."""
+    """The document of ``ranks``, without issuer and signature."""
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -157,7 +157,7 @@ def write_ranks(spark: SparkSession | None, ranks: Ranks, target: str, secret_ke
 def verify_document(text: str | bytes, issuers: Collection[str], now: float) -> Ranks:
     """The ranks in a document that is signed by one of ``issuers`` (66 hex digits) and not from the future at ``now``.
 
-    How much an old one still says is up to :func:`dmsg_logs.ranks.scoring.effective`. Raises ``RanksError``.
+    :func:`dmsg_logs.ranks.scoring.effective` decides how much an old document still counts. Raises ``RanksError``.
     """
     document = _parse(text)
     if document.get("format") != FORMAT or type(document.get("version")) is not int or document["version"] != VERSION:
@@ -197,8 +197,8 @@ _VOICE_FIELDS: Final = frozenset(each.name for each in fields(Voice))
 
 
 def _voices(counts: Iterable[dict[str, Any]], latency: Iterable[dict[str, Any]], told: Collection[str]) -> list[Voice]:
-    """One voice for each relay and client. What a relay says of itself under the short form of its key goes to the full
-    one, and is dropped where that is not known."""
+    """One voice for each relay and client. A relay names itself by the short form of its key: its lines about itself count
+    for the full key, and are dropped if that is not known."""
     voices: dict[tuple[str, str], Voice] = {}
     full: dict[str, set[str]] = {}
     for relay in told:
@@ -226,7 +226,7 @@ def _add(voice: Voice, row: Mapping[str, Any]) -> None:
 
 
 def _foremost(scores: Mapping[str, RelayScore], told: Collection[str]) -> Mapping[str, RelayScore]:
-    """As many relays as a document holds: two clients can invent any number, which must not leave it unwritten."""
+    """As many relays as a document holds: two clients can invent any number, and the document must still be written."""
     if len(scores) <= RELAYS_LIMIT:
         return scores
     known = frozenset(told)

@@ -1,9 +1,9 @@
-"""From what each client has seen of each relay to scores. Pure: plain Python over one row for each relay and client.
+"""Scores from each client's observations of each relay. Pure: plain Python over one row for each relay and client.
 
-Every part of a score is an average over *voices*. A voice is one client (or all strangers together, or the relay itself)
-and has a weight from 0 to 1, however much it says; the value it gives is from 0 to 1. At least :data:`VOICES` voices
-take part in every average: those that are missing say "neutral". So one voice that appears, vanishes or says the
-opposite moves a part by at most ``1 / VOICES``, and a score, which is a weighted average of its parts, by no more.
+Every part of a score is an average over *voices*. A voice is one client (or all strangers together, or the relay itself).
+It has a weight from 0 to 1, however much it says, and a value from 0 to 1. Every average has at least :data:`VOICES`
+voices: those that are missing say "neutral". So one voice that appears, vanishes or says the opposite moves a part by at
+most ``1 / VOICES``, and a score, which is a weighted average of its parts, by no more.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from typing import Final
 
 #: Scores and parts are whole thousandths.
 SCALE: Final = 1000
-#: The score of a relay of which nothing is known.
+#: The score of a relay without any evidence.
 NEUTRAL: Final = 0.5
-#: Scores and parts are published in steps of so many thousandths: finer differences are noise.
+#: Step of published scores and parts, in thousandths: finer differences are noise.
 STEP: Final = 5
-#: Voices every average has at least; those that are missing are neutral.
+#: Least number of voices in an average; missing voices are neutral.
 VOICES: Final = 40
-#: So many pieces of evidence give a voice half of its weight: one dial is half an anecdote.
+#: Pieces of evidence that give a voice half of its weight: one dial is half an anecdote.
 EVIDENCE: Final = 1.0
-#: The share of failures at which a voice says 0. Of relays to choose from, one that fails every fourth time is useless.
+#: The share of failures at which a voice says 0. Where there are other relays, one that fails every fourth time is useless.
 USELESS_SHARE: Final = 0.25
-#: Targets a client's comparison of answers has at least; those that are missing are neutral. It bounds what one key can
-#: do by answering slowly through one relay and fast through another: its own vote, and one place for all others.
+#: Least number of targets in a client's comparison of answers; missing targets are neutral. This bounds the influence of
+#: one key that answers slowly through one relay and fast through another: its own vote, and one place for all others.
 TARGETS: Final = 20
 #: Parts of a score and their weights. ``session`` (how long a client needs to get a session up) and ``accept`` (how long
 #: an answer takes through the relay) are published together, as ``latency``.
 WEIGHTS: Final[Mapping[str, float]] = {"success": 0.35, "session": 0.2, "accept": 0.2, "capacity": 0.1, "drops": 0.15}
-#: Most that one client can move any published score, in thousandths: 25 by its voice, 20 by how it answers those who dial
-#: it, 5 by the step. Relays whose scores differ by no more are to be treated as equal: see :func:`compare`.
+#: Most thousandths by which one client can move a published score: 25 by its voice, 20 by how it answers those who dial
+#: it, 5 by the step. Relays whose scores differ by no more are treated as equal: see :func:`compare`.
 SHARE: Final = round(SCALE / VOICES + SCALE * WEIGHTS["accept"] * 2 / TARGETS) + STEP
 
 #: Names of the two voices that are no client's.
@@ -43,12 +43,12 @@ ITSELF: Final = "self"
 
 @dataclass(slots=True)
 class Voice:
-    """What one client has seen of one relay; old evidence has faded already.
+    """One client's observations of one relay; old evidence has faded already.
 
-    ``ok``, ``failed``, ``refused`` and ``dropped`` are pieces of evidence: the relay did what was asked of it, failed,
-    had no room, lost a session. ``session`` is how it compares with the client's other relays in getting a session up, 0
-    slow to 1 fast, from ``session_evidence`` pieces; ``accept_sum`` and ``accept_targets`` the same of answers: the votes
-    of the targets, each at most 1, and how many votes there were. ``dials`` and ``pieces`` are plain counts.
+    ``ok``, ``failed``, ``refused`` and ``dropped`` are pieces of evidence: the relay did its work, failed, had no room,
+    lost a session. ``session`` compares the time to get a session up with the client's other relays, from 0 (slow) to 1
+    (fast), with ``session_evidence`` pieces. ``accept_sum`` and ``accept_targets`` compare answers: the sum of the targets'
+    votes, each at most 1, and the number of votes. ``dials`` and ``pieces`` are plain counts.
     """
 
     relay: str
@@ -68,7 +68,7 @@ class Voice:
         """Part -> (weight, value), both from 0 to 1 whatever the numbers are."""
         ok, failed = _amount(self.ok), _amount(self.failed)
         refused, dropped = _amount(self.refused), _amount(self.dropped)
-        # The weight is that of the voice, not of what it compared: whom it dialled must not decide how loud it is.
+        # The weight is that of the voice, not of its comparison: the choice of targets must not decide how loud it is.
         return {
             "success": _verdict(ok, failed),
             "session": (_weight(_amount(self.session_evidence)), _unit(self.session)),
@@ -85,7 +85,7 @@ class Voice:
 
 @dataclass(frozen=True, slots=True)
 class RelayScore:
-    """One relay's score and its parts in thousandths, and how much it rests on: dials and voices of clients."""
+    """One relay's score and its parts in thousandths, and its basis: numbers of dials and of clients' voices."""
 
     score: int
     success: int
@@ -98,7 +98,7 @@ class RelayScore:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Relay -> score, and what was left out: how many clients, and how many pieces of evidence of theirs."""
+    """Relay -> score, and the numbers of clients left out and of their pieces of evidence."""
 
     relays: Mapping[str, RelayScore] = field(default_factory=dict)
     excluded_clients: int = 0
@@ -135,7 +135,7 @@ def compare(one: int, other: int) -> int:
 
 
 def effective(score: int, issued: float, lifetime_s: float, now: float) -> float:
-    """What a published score still says at ``now`` (Unix seconds): all of it up to half its lifetime, then ever less."""
+    """A published score as it counts at ``now`` (Unix seconds): in full up to half its lifetime, then ever less."""
     fresh = min(1.0, max(0.0, 2.0 * (1.0 - (now - issued) / lifetime_s)))
     return SCALE * NEUTRAL + (score - SCALE * NEUTRAL) * fresh
 
@@ -172,7 +172,7 @@ def _weight(evidence: float) -> float:
     return evidence / (evidence + EVIDENCE)
 
 
-#: A number of pieces of evidence is at most this; more changes nothing, and sums stay finite.
+#: Most pieces of evidence that count; more change nothing, and sums stay finite.
 _PLENTY: Final = 1e12
 
 

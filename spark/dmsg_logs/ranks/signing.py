@@ -22,7 +22,7 @@ PUBLIC_KEY_DIGITS: Final = 66
 SIGNATURE_BYTES: Final = 65
 _SECRET_KEY_BYTES: Final = 32
 _HALF_ORDER: Final = 0x7FFFFFFFFFFFFFFFFFFFFFFFFFFFFFFF5D576E7357A4501DDFE92F46681B20A0
-#: Far more than 64 hex digits and a line end; bounds what is read of a file that is no key file.
+#: Most bytes to read of a key file, which has 64 hex digits and a line end.
 _KEY_FILE_LIMIT_BYTES: Final = 4096
 
 
@@ -86,7 +86,7 @@ def read_key_file(path: str | os.PathLike[str]) -> SecretKey:
 
 
 def _why_not_private(path: str, status: os.stat_result) -> str:
-    """What speaks against a file with a secret; "" if nothing does. The rules are those of ``dmsg``."""
+    """Why a file must not be used for a secret; "" if it may. The rules are those of ``dmsg``."""
     trusted = {os.geteuid(), 0}
     if status.st_uid not in trusted:
         return f"belongs to uid {status.st_uid}, not to uid {os.geteuid()}; run as its owner, or chown it"
@@ -115,16 +115,16 @@ def _is_own_group(gid: int, uid: int) -> bool:
 
 
 def canonical_json(document: Mapping[str, Any]) -> bytes:
-    """The members but ``signature`` as JSON, sorted at every level, no white space, ASCII only.
+    """All members except ``signature`` as JSON, sorted at every level, no white space, ASCII only.
 
-    Raises ``SigningError`` for what JSON cannot say.
+    Raises ``SigningError`` for values that JSON does not have.
     """
     return _encode({name: value for name, value in document.items() if name != "signature"})
 
 
 def signed_text(document: Mapping[str, Any]) -> bytes:
-    """What the signature of ``document`` covers: its domain tag, which is ``format/version`` and a zero byte, and its
-    canonical JSON. So a signature under one kind of document is none under another, or under an entry of discovery.
+    """The bytes that the signature of ``document`` covers: its domain tag, which is ``format/version`` and a zero byte, and
+    its canonical JSON. So a signature of one kind of document is invalid for another kind, and for an entry of discovery.
     """
     return f"{document.get('format')}/{document.get('version')}\0".encode("utf-8", "surrogatepass") + canonical_json(
         document

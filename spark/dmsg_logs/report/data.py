@@ -1,7 +1,7 @@
-"""What the report shows: small tables, aggregated in Spark and bounded in size, and nothing else of the fleet.
+"""The data of the report: small tables, aggregated in Spark and bounded in size.
 
 Percentiles over the whole fleet are exact: they are computed from the single connections, transports, dials and
-requests, because the percentiles of hours or of relays cannot be added up to those of more than one.
+requests, because percentiles of hours or of relays cannot be combined.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from dmsg_logs.runtime.together import workers
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-#: How far back from the last hour the report looks, in whole days (UTC), the last one included.
+#: Whole days (UTC) that the report covers, the day of the last hour included.
 DAYS: Final = 14
 #: Relays that get a line of their own, those with most traffic first.
 TOP_RELAYS: Final = 20
-#: Columns a chart over time has at most: more cannot be told apart on a telephone.
+#: Most columns of a chart over time: more cannot be told apart on a telephone.
 MAX_BUCKETS: Final = 112
-#: Rows of the lists (abuse, talkers, nodes, paths, reasons): what a person reads, and a bound of the page's size.
+#: Rows of the lists (abuse, talkers, nodes, paths, reasons): as many as a person reads; bounds the page's size.
 TOP_KEYS: Final = 20
 TOP_NODES: Final = 30
 TOP_PATHS: Final = 20
 TOP_REASONS: Final = 40
 TOP_DIALS: Final = 300
-#: Score of a key (0 to 1) from which on it stands out; nearly every client is refused something some day.
+#: Score (0 to 1) from which a key stands out; nearly every client is refused something some day.
 LEAST_SCORE: Final = 0.1
 HOUR_S: Final = 3600
 DAY_S: Final = 86_400
@@ -42,13 +42,13 @@ POINTS: Final = (50, 95, 99)
 #: Tables with a row for single connections, transports or pairs; the others have a few for each hour, run, or key and day.
 LARGE: Final = ("connections", "transports", "pair_latency")
 
-#: Gives a table by its name; besides those of the pipeline ``events`` and ``accounts``.
+#: Gives a table by its name: the pipeline's tables, ``events`` and ``accounts``.
 Reader = Callable[[str], "DataFrame"]
 
 #: Columns of the frames of :class:`ReportData`. ``at`` is the start of a bucket in Unix seconds, times are in
-#: milliseconds where nothing else is said, ``date`` and ``day`` are ISO dates, ``relay`` "" is the whole fleet.
-#: ``transports`` were opened, ``refused`` never were; ``failed`` are those of both that ended with an error.
-#: A ``way`` is what became of envelopes: a column of the table ``envelopes_hourly``.
+#: milliseconds unless stated otherwise, ``date`` and ``day`` are ISO dates, ``relay`` "" is the whole fleet.
+#: ``transports`` were opened, ``refused`` never were; ``failed`` counts those of both that ended with an error.
+#: A ``way`` is what happened to envelopes: a column of the table ``envelopes_hourly``.
 FRAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "fleet": ("at", "bytes", "connections", "transports", "failed", "relays"),
     "load": ("relay", "at", "bytes", "connections"),
@@ -127,7 +127,7 @@ class ReportData:
 
 
 def collect(spark: SparkSession, tables: str) -> ReportData:
-    """What the tables under the URI ``tables`` say, for the report."""
+    """The report's data from the tables under the URI ``tables``."""
     from dmsg_logs.ingest.store import read_accounts, read_events
     from dmsg_logs.runtime.session import UNCOMPILED, session_with
     from dmsg_logs.tables.generations import read_table
@@ -198,7 +198,7 @@ def gather(read: Reader) -> ReportData:
 
 
 def bucket_s(since: int, until: int) -> int:
-    """Width of a bucket: as few whole hours as give at most ``MAX_BUCKETS``, in steps that divide a day."""
+    """Width of a bucket: the fewest whole hours that divide a day and give at most ``MAX_BUCKETS`` buckets."""
     for hours in (1, 2, 3, 4, 6, 8, 12):
         if until - since <= MAX_BUCKETS * hours * HOUR_S:
             return hours * HOUR_S

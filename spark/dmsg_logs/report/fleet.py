@@ -25,7 +25,7 @@ from dmsg_logs.report.parts import (
     table,
 )
 
-#: A stretch of time with this many times the usual failures, and no fewer than that, is worth a look.
+#: A period with this many times the usual failures, and at least BURST_LEAST, is worth a look.
 BURST_FACTOR: Final = 3
 BURST_LEAST: Final = 20
 #: A relay whose p99 is this many times the median relay's is worth a look.
@@ -80,7 +80,7 @@ def load(data: ReportData) -> Section:
 
 
 def failures(data: ReportData) -> Section:
-    """What failed at relays and what they refused, by reason, over time."""
+    """Failures and refusals of relays by reason, over time."""
     title = "Failures over time"
     rows = [{**row, "name": _reason(row)} for row in data.rows("failures") if text.of(row["count"])]
     refused = [row for row in rows if row["what"] == "refused"]
@@ -125,7 +125,7 @@ def failures(data: ReportData) -> Section:
 
 
 def _over_time(data: ReportData, name: str, rows: Sequence[Row], noun: str, caption: str) -> tuple[str, str, list[str]]:
-    """What to say of failures or refusals, their plot, and what is worth a look."""
+    """Text on failures or refusals, their plot, and notices worth a look."""
     buckets = data.buckets()
     series = stacked(buckets, rows, "at", "name", "count")
     total = sum(text.of(row["count"]) for row in rows)

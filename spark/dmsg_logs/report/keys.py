@@ -21,7 +21,7 @@ from dmsg_logs.report.parts import (
 #: Rows and columns of the table of stages and reasons by relay.
 MATRIX_ROWS: Final = 12
 MATRIX_COLUMNS: Final = 10
-#: Share of dials that fail from which on it is worth a look.
+#: Share of failed dials that is worth a look.
 MANY_FAILED: Final = 0.05
 
 
@@ -241,7 +241,7 @@ def talkers(data: ReportData) -> Section:
     rows = data.rows("talkers")
     if not rows:
         return nothing("talkers", title, "No client has sent anything.")
-    # What one client sends another receives, so all that talkers exchange is twice what relays carried.
+    # One client sends what another receives, so talkers exchange twice the bytes that relays carried.
     total = 2 * text.of(data.totals.get("bytes"))
     first = rows[0]
     reading = f"{text.key(first['key'])} talks most: {_talk(first)} over {text.many(first['transports'], 'transport')}"

@@ -1,4 +1,4 @@
-"""The sections on what is to come and on what it all rests on: forecast, discovery, quality of the data. Pure."""
+"""The sections on the forecast, on discovery and on the quality of the data. Pure."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _LOSSES: Final = (
 
 
 def forecast(data: ReportData) -> Section:
-    """What the next days will ask of the relays."""
+    """The expected load of the relays in the next days."""
     title = "Capacity forecast"
     rows = data.rows("forecast")
     if not rows:

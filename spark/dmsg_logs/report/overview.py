@@ -75,7 +75,7 @@ def _traffic(data: ReportData) -> str:
 
 
 def _run(summary: Mapping[str, Any] | None) -> str:
-    """What the run that made this page took in."""
+    """The lines that the run which made this page took in."""
     if not summary:
         return ""
     parts = [

@@ -15,7 +15,7 @@ from dmsg_logs.report.overview import overview
 from dmsg_logs.report.style import STYLE
 
 PAGE_NAME: Final = "report.html"
-#: Nothing is fetched, run, framed or sent: the style within the page is all there is.
+#: Nothing is fetched, run, framed or sent; only the style within the page is allowed.
 POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
 
@@ -24,8 +24,8 @@ def render(
 ) -> str:
     """The page for ``data``; the same for the same arguments.
 
-    ``summary`` is what the run reports (``in``, ``good``, ``dup``, ``corrupt``, ``seconds``), ``ranks`` the document of
-    relay ranks; either may be missing. Every text in them and in ``data`` is taken for hostile and escaped.
+    ``summary`` holds the run's figures (``in``, ``good``, ``dup``, ``corrupt``, ``seconds``), ``ranks`` the document of
+    relay ranks; either may be missing. Every text in them and in ``data`` is treated as hostile and escaped.
     """
     others = (
         fleet.load(data),

@@ -1,4 +1,4 @@
-"""What sections are built from: the section itself, figures, tables, marks on the axis of time. Pure."""
+"""The parts of the page: sections, figures, tables, marks on the time axis. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dmsg_logs.report.data import DAY_S, HOUR_S, ReportData
 
 Row = Mapping[str, Any]
 Mark = tuple[float, str, bool]
-#: Series of their own in a stacked plot; what is rarer is drawn as one.
+#: Series in a stacked plot that are drawn on their own; rarer ones are drawn as one.
 SERIES: Final = plots.COLOURS - 1
 #: Rows from which on a table is folded away.
 FOLDED_ROWS: Final = 6
@@ -22,7 +22,7 @@ WIDE_MARKS: Final = 15
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One part of the page. ``reading`` says in a sentence or two what is to be seen; ``notices`` go to the overview."""
+    """One part of the page. ``reading`` describes it in a sentence or two; ``notices`` go to the overview."""
 
     id: str
     title: str
@@ -78,7 +78,7 @@ def table(
 
 
 def nothing(name: str, title: str, what: str) -> Section:
-    """The section there is no data for."""
+    """A section without data."""
     return Section(name, title, what, '<p class="empty">No data.</p>')
 
 
@@ -86,7 +86,7 @@ def nothing(name: str, title: str, what: str) -> Section:
 
 
 def marks(data: ReportData) -> list[Mark]:
-    """Days, or hours if there are but a few, below a plot over the buckets of ``data``."""
+    """Marks for days, or for hours of a short period, below a plot over the buckets of ``data``."""
     buckets = data.buckets()
     if not buckets:
         return []
@@ -131,9 +131,9 @@ def along(slots: Sequence[Any], rows: Iterable[Row], at: str, value: str) -> lis
 
 
 def stacked(slots: Sequence[Any], rows: Sequence[Row], at: str, name: str, value: str) -> list[plots.Series]:
-    """The values of ``name`` that matter most as series over ``slots``, the others together as the last one.
+    """The most important values of ``name`` as series over ``slots``, the others together as the last series.
 
-    What matters is the sum of the squares: something that is rare but comes all at once is not hidden among the others.
+    Importance is the sum of the squares, so that a rare value that comes all at once is not hidden among the others.
     """
     totals: dict[str, float] = {}
     weights: dict[str, float] = {}
@@ -159,7 +159,7 @@ def stacked(slots: Sequence[Any], rows: Sequence[Row], at: str, name: str, value
 
 
 def column_hints(slots: Sequence[str], series: Sequence[plots.Series], form: plots.Format) -> list[str]:
-    """What is shown where the pointer rests on a column: its name, then the series that are there."""
+    """The hint for each column under the pointer: its name, then its series."""
     found = []
     for index, slot in enumerate(slots):
         parts = [
@@ -180,7 +180,7 @@ def columns_over_time(
     below: Sequence[Mark],
     form: plots.Format = text.about,
 ) -> str:
-    """The figure of stacked columns, one for each of ``slots``, which are in words; ``below`` are the marks of time."""
+    """A figure of stacked columns, one for each of ``slots`` (texts); ``below`` are the time marks."""
     axis = plots.linear(plots.stacked_most(series))
     drawing = plots.columns(alt, series, axis, column_hints(slots, series, form))
     return figure(name, plots.frame(drawing, axis, form, below), caption, plots.legend(series))

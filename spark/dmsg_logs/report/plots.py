@@ -1,8 +1,8 @@
 """Plots as small pieces of HTML and SVG that stretch to the width they are given. Pure.
 
-The shapes are an SVG that is stretched without regard to its proportions, lines keep their width; the texts around it
+The shapes are an SVG that is stretched without keeping its proportions, while lines keep their width; the texts around it
 are HTML. So letters are as large on a telephone as on a desktop, and colours follow the page's light or dark scheme.
-Nothing carries an id but the figure, so no two plots can meet. Labels come in escaped, everything else is a number.
+Only the figure carries an id, so ids of two plots cannot clash. Labels come in escaped, everything else is a number.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Points = Sequence[float | None]
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """Where values go between 0 (bottom) and 1 (top), and which of them are written beside the plot."""
+    """Maps values to heights from 0 (bottom) to 1 (top), and holds the ticks written beside the plot."""
 
     low: float
     high: float
@@ -56,8 +56,8 @@ def linear(most: float) -> Axis:
 
 
 def logarithmic(values: Sequence[float]) -> Axis:
-    """From the 1, 2 or 5 below the least positive value to the one above the most. It ends somewhere, and what a log says
-    may be larger than any end; that stands at the edge."""
+    """From the 1, 2 or 5 below the least positive value to the 1, 2 or 5 above the greatest. The axis is bounded: larger
+    values in a log are drawn at the edge."""
     positive = [value for value in values if value > 0] or [1.0]
     steps = sorted(factor * 10.0**power for power in range(-3, 16) for factor in (1, 2, 5))
     low = max((step for step in steps[:-1] if step <= min(positive)), default=steps[0])  # below it is room for ``high``
@@ -91,12 +91,12 @@ def _n(value: float) -> str:
 
 
 def svg(alt: str, body: str, *, height: int = HEIGHT) -> str:
-    """An SVG that fills its box; ``alt`` (escaped) says what is to be seen."""
+    """An SVG that fills its box; ``alt`` (escaped) describes it."""
     return f'<svg role="img" aria-label="{alt}" viewBox="0 0 {WIDTH} {height}" preserveAspectRatio="none">{body}</svg>'
 
 
 def frame(drawing: str, axis: Axis | None, form: Format, below: Sequence[tuple[float, str, bool]]) -> str:
-    """A drawing with what stands left of it and below it. ``below``: share of the width, text, whether it is minor."""
+    """A drawing with the texts left of it and below it. ``below``: share of the width, text, whether it is minor."""
     left = ""
     if axis is not None:
         left = "".join(f'<span style="bottom:{_n(100 * axis.place(tick))}%">{form(tick)}</span>' for tick in axis.ticks)
@@ -117,7 +117,7 @@ def grid(axis: Axis) -> str:
 
 
 def hints(labels: Sequence[str]) -> str:
-    """A text (escaped) for each of so many columns of equal width, shown where the pointer rests."""
+    """A hint (escaped) for each column of equal width, shown where the pointer rests."""
     width = WIDTH / max(len(labels), 1)
     return "".join(
         f'<rect class="hint" x="{_n(index * width)}" width="{_n(width)}" height="{HEIGHT}"><title>{label}</title></rect>'
@@ -195,7 +195,7 @@ def stacked_most(series: Sequence[Series]) -> float:
 
 
 def level(value: float | None, most: float) -> str:
-    """The class of a value's colour. Steps grow with the square: small loads differ, large ones do not all look alike."""
+    """The class of a value's colour. Steps grow with the square, so that small loads differ and large ones do, too."""
     if value is None:
         return "hx"
     if value <= 0 or most <= 0:
@@ -224,7 +224,7 @@ def heat_rows(
 
 
 def heat_most(values: Sequence[float]) -> float:
-    """The value that gets the strongest colour: one in a hundred may be above it, so that a few do not pale the rest."""
+    """The value with the strongest colour: one in a hundred may exceed it, so that a few values do not make all others pale."""
     ranked = sorted(values)
     return ranked[math.ceil(0.99 * len(ranked)) - 1] if ranked else 0.0
 
@@ -246,7 +246,7 @@ def heat_scale(most: float, form: Format, *, more: bool = False) -> str:
 
 
 def bars(alt: str, rows: Sequence[tuple[str, Sequence[tuple[float, int]], str]], most: float) -> str:
-    """Lying bars: for each row an escaped label, (value, colour) one after the other, and an escaped text at its end."""
+    """Horizontal bars: each row has an escaped label, consecutive (value, colour) pairs, and an escaped text at its end."""
     drawn = []
     for label, parts, end in rows:
         stretches = "".join(

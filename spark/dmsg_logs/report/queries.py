@@ -46,14 +46,13 @@ def _days(since: int, until: int, column: str = "date") -> Column:
 
 
 def _fetch(small: DataFrame, *order: str) -> pd.DataFrame:
-    """The rows here: the caller has bounded them. They are put in order here, since Spark would compute them twice for
-    that."""
+    """Collect rows, which the caller has bounded, and sort them here: Spark would compute them twice to sort them."""
     found: pd.DataFrame = small.toPandas()
     return found.sort_values(list(order), na_position="first", ignore_index=True) if order else found
 
 
 def _figures(*one_row_each: DataFrame) -> dict[str, float]:
-    """The numbers of frames of one row, by the names of their columns: one question for all of them."""
+    """The numbers in several one-row frames, by the names of their columns, with one query."""
     union: Callable[[DataFrame, DataFrame], DataFrame] = DataFrame.unionAll
     numbered = [
         each.select(F.lit(index).alias("frame"), F.array(*(F.col(name).cast("double") for name in each.columns)))
@@ -86,7 +85,7 @@ def account_totals(read: Reader) -> dict[str, float]:
 
 
 def totals(read: Reader, since: int, until: int) -> dict[str, float]:
-    """The same, what the logs themselves say was lost or late over all nodes, and single figures of the time looked at."""
+    """The same, lines lost or late over all nodes according to the logs, and single figures of the reported period."""
     return _figures(
         _accounts(read),
         read("log_quality").agg(
@@ -121,7 +120,7 @@ def totals(read: Reader, since: int, until: int) -> dict[str, float]:
 
 
 def _present(read: Reader, name: str, since: int, until: int) -> DataFrame:
-    """The connections, or sessions of twins, that relays had in the window, those opened before it included. What is open
+    """The connections, or sessions of twins, that relays had in the window, including those opened before it. An open one
     ends with the last line of its run: a relay that is killed and not started again does not say that its run is over."""
     runs = read("log_quality").select(*RUN, F.col("last_at").alias("run_end"))
     opened_within, still_open = _days(since, until), F.col("state") == "open"
@@ -164,7 +163,7 @@ def relays(read: Reader, since: int, until: int) -> pd.DataFrame:
 
 
 def fleet(read: Reader, since: int, until: int, step: int) -> pd.DataFrame:
-    """What all relays together carried; connections are the most of any hour."""
+    """The load of all relays together; connections are the maximum of any hour."""
     hours = (
         _hours(read("relay_hourly"), since, until)
         .groupBy("second")
@@ -185,7 +184,7 @@ def fleet(read: Reader, since: int, until: int, step: int) -> pd.DataFrame:
 
 
 def load(read: Reader, since: int, until: int, step: int, top: Sequence[str]) -> pd.DataFrame:
-    """What each of some relays carried."""
+    """The load of each relay in ``top``."""
     buckets = (
         _hours(read("relay_hourly"), since, until)
         .where(F.col("relay").isin(list(top)))
@@ -221,7 +220,7 @@ def accepts(read: Reader, since: int, until: int, top: Sequence[str]) -> pd.Data
 
 
 def _served(table: DataFrame, since: int, until: int) -> DataFrame:
-    """What relays wrote of their connections or transports opened, or refused, in the window."""
+    """Relays' own rows on connections or transports that were opened or refused in the window."""
     opened = F.coalesce("opened_at", "closed_at")
     return table.where(_days(since, until)).where((F.col("role") == "server") & (opened >= since) & (opened < until))
 
@@ -259,7 +258,7 @@ def latency_frames(read: Reader, since: int, until: int, step: int) -> Frames:
 
 
 def failures(read: Reader, since: int, until: int, step: int) -> pd.DataFrame:
-    """What failed at relays; reasons beyond the most frequent ones are added up as "other"."""
+    """Failures at relays; all but the most frequent reasons are added up as "other"."""
     failed = _hours(read("relay_failures"), since, until)
     kinds = failed.groupBy("what", "reason").agg(_total("count", "total"))
     common = kinds.orderBy(F.desc("total"), "what", "reason").limit(TOP_REASONS).select("what", "reason")
@@ -338,7 +337,7 @@ def abuse(read: Reader, since: int, until: int) -> pd.DataFrame:
 
 
 def talkers(read: Reader, since: int, until: int) -> pd.DataFrame:
-    """Who moved most; peers are those of the day with most of them."""
+    """Keys that moved most data; peers are those of the day with most peers."""
     return _fetch(
         read("top_talkers")
         .where(_days(since, until))
@@ -360,7 +359,7 @@ def talkers(read: Reader, since: int, until: int) -> pd.DataFrame:
 
 
 def bus(read: Reader, since: int, until: int, step: int) -> pd.DataFrame:
-    """What became of the envelopes that relays took."""
+    """What happened to the envelopes that relays took."""
     ways = ("local", "stored", "federated", "refused")
     hours = _hours(read("envelopes_hourly"), since, until).groupBy(_bucket("second", step))
     found = _fetch(hours.agg(*(_total(way) for way in ways)), "at")
@@ -402,7 +401,7 @@ def calls(read: Reader, since: int, until: int) -> pd.DataFrame:
 
 
 def history(read: Reader, since: int, until: int, relays: Sequence[str]) -> pd.DataFrame:
-    """What relays carried each day, and the fleet as the relay ""."""
+    """Each relay's load for each day, and the fleet's as the relay ""."""
     daily = (
         _hours(read("relay_hourly"), since, until)
         .groupBy("relay", _date("date", "date"))
@@ -416,7 +415,7 @@ def history(read: Reader, since: int, until: int, relays: Sequence[str]) -> pd.D
 
 
 def forecast(read: Reader, relays: Sequence[str]) -> pd.DataFrame:
-    """What relays are expected to carry, and the fleet as the relay "": the sums of values and of ends of intervals."""
+    """The expected load of relays, and of the fleet as the relay "": the sums of values and of ends of intervals."""
     ahead = read("capacity_forecast").withColumn("day", _date("day", "day"))
     sums = [
         *(_total(name) for name in ("value", "low", "high")),
@@ -435,7 +434,7 @@ def discovery(read: Reader, since: int, until: int, step: int) -> pd.DataFrame:
 
 
 def request_paths(read: Reader, since: int, until: int) -> pd.DataFrame:
-    """Requests by method and path, with percentiles; a line that stands for several counts as often with their mean."""
+    """Requests by method and path, with percentiles; a line for several requests counts as often, with their mean."""
     requests = read("events").where(_days(since, until) & (F.col("event") == "discovery_request"))
     paths = requests.groupBy("method", "path").agg(
         F.sum(stands_for()).alias("requests"),

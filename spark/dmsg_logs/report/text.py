@@ -1,8 +1,7 @@
 """Numbers, times and foreign texts as they stand in the page. Pure.
 
-Whatever comes out of a log is a stranger's text: it passes :func:`shown` (or :func:`key`, :func:`safe`) before it
-becomes part of the page, which leaves nothing in it that a browser would take for markup or that changes the direction
-or order of what is around it.
+Every text from a log is a stranger's text: it passes :func:`shown` (or :func:`key`, :func:`safe`) before it becomes part
+of the page. They escape markup, and replace characters that change the direction or order of the text around.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ def of(value: Any) -> float:
 
 
 def _digits(value: float) -> str:
-    """Three digits that count, without an exponent."""
+    """Three significant digits, without an exponent."""
     if value == 0:
         return "0"
     size = math.floor(math.log10(abs(value)))
@@ -141,7 +140,7 @@ def seconds(value: Any) -> str:
 
 
 def percent(part: Any, whole: Any = 1) -> str:
-    """A share. Never says 100 % or 0 % of something that is not all or nothing."""
+    """A share; 100 % only if it is everything, 0 % only if it is nothing."""
     share, total = number(part), number(whole)
     if share is None or not total:
         return NOTHING

@@ -1,4 +1,4 @@
-"""Which time the report looks at."""
+"""The period that the report covers."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from dmsg_logs.tables.transforms.common import credible_until, hour_of
 def window(read: Reader, days: int) -> tuple[int, int]:
     """Unix seconds from midnight ``days - 1`` days before the last hour with data to that hour's end; (0, 0) if none.
 
-    What clients tell counts where no relay and no discovery tells anything. Hours after the last landing come from clocks
-    that are wrong, and are no data; see :func:`~dmsg_logs.tables.transforms.common.credible_until`.
+    Clients' lines count only if there are none of relays and discoveries. Hours after the last landing come from wrong
+    clocks and are no data; see :func:`~dmsg_logs.tables.transforms.common.credible_until`.
     """
     spans = _spans([read(name).select("hour") for name in ("relay_hourly", "discovery_hourly", "envelopes_hourly")])
-    if not spans:  # relays and discovery are others'
+    if not spans:  # relays and discovery belong to others
         spans = _spans(_told_by_clients(read))
     landed = read("accounts").agg(F.max("landed_at")).first()
     earliest = min((row["day"] for row in spans), default=None)

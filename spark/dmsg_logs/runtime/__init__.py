@@ -1,1 +1,1 @@
-"""What every stage runs on: the Spark session, files on any file system, one run at a time, progress for people."""
+"""The base of every stage: the Spark session, files on any file system, one run at a time, progress for people."""

@@ -1,8 +1,8 @@
 """An archive of Spark's classes, with which a JVM starts in half the time: what ``python -m dmsg_logs prepare`` makes.
 
-A JVM that begins to work finds, reads and verifies some 25,000 classes, the same ones every time. It can instead map them
-into its memory as another JVM has left them (class data sharing). It does so only if they are of the same Java and the
-same class path, and goes without the archive otherwise; so the archive has a name that says which Java and Spark it is of.
+A starting JVM finds, reads and verifies some 25,000 classes, the same ones every time. Class data sharing lets it map them
+into memory as another JVM has dumped them. A JVM ignores an archive of another Java or class path, so the archive's name
+tells its Java and Spark.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import Any, Final, NamedTuple
 
 import pyspark
 
-#: The directory of archives; otherwise it is where programs keep what they can make again.
+#: Environment variable for the directory of archives; the default is the user's cache directory.
 CACHE_VARIABLE: Final = "DMSG_LOGS_CACHE"
-#: A JVM says a great deal of classes it cannot archive, and of an archive that is not for it.
+#: Silences a JVM's many messages about classes it cannot archive, and about archives that do not fit.
 _QUIET: Final = "-Xlog:cds*=off -Xlog:class*=off"
 _TIMEOUT_S: Final = 600.0
 
@@ -39,8 +39,7 @@ class Made(NamedTuple):
 
 
 def name() -> str | None:
-    """What the archive of the Java and the Spark that a session would start is called, but for its size; ``None`` without
-    Java."""
+    """The archive's name, without its size, for the Java and Spark that a session would start; ``None`` without Java."""
     home = os.environ.get("JAVA_HOME")
     java = os.path.join(home, "bin", "java") if home else shutil.which("java")
     if java is None:
@@ -64,7 +63,7 @@ def directory() -> Path:
 
 
 def find() -> Path | None:
-    """The archive for a session, if there is one and it is whole: a JVM does not survive one that was cut off."""
+    """The archive for a session, if there is one and it is whole: a truncated archive crashes the JVM."""
     ours = name()
     for each in directory().glob(f"{ours}-*.jsa") if ours else ():
         with contextlib.suppress(FileNotFoundError):
@@ -74,7 +73,7 @@ def find() -> Path | None:
 
 
 def java_options() -> str:
-    """What a JVM is to be told, so that it uses the archive; nothing if there is none."""
+    """The JVM options to use the archive; empty if there is none."""
     path = find()
     return "" if path is None else _use(path)
 
@@ -104,7 +103,7 @@ def _use(path: Path) -> str:
 
 
 def _run(what: str, options: str, directory: str) -> float:
-    """Run this module in a process of its own, which ends after its JVM; the seconds to a first answer."""
+    """Run this module in a process of its own, which ends after its JVM; gives the seconds to a first answer."""
     command = [sys.executable, "-m", __name__, what, options, directory]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
@@ -133,7 +132,7 @@ def _main(what: str, options: str, directory: str) -> None:
         ingest(session, landing, os.path.join(directory, "tables"))
     context: Any = session.sparkContext
     session.stop()
-    context._gateway.proc.stdin.close()  # which a JVM takes for the end, and writes its archive
+    context._gateway.proc.stdin.close()  # tells the JVM to end, and so to write its archive
     context._gateway.proc.wait()
     print(took_s)
 

@@ -1,4 +1,4 @@
-"""What a person sees while the pipeline works: one line of progress for each stage, on a terminal only."""
+"""Progress for people: one line for each stage, on a terminal only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frames of rows that are here already. ``createDataFrame`` of a list would start a Python process to read them."""
+"""Frames of rows in this process. ``createDataFrame`` of a list would start a Python process to read them."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""One run at a time: a note of who is at work, which a killed run does not leave behind for ever.
+"""One run at a time: a note names the run that is at work, and expires if that run is killed.
 
-The note only keeps two runs from doing the same work. That they cannot spoil what they make is not its business, but that
-of commits, which are created once (:mod:`dmsg_logs.ingest.store`), and of generations, which are shown whole
-(:mod:`dmsg_logs.tables.generations`). So it may err, and does on the side of letting work go on.
-A note is void when its process is gone (known on the same machine, at once) or after ``LEASE_S`` (for other machines).
+The note only keeps two runs from doing the same work. Correctness does not depend on it: commits are created once
+(:mod:`dmsg_logs.ingest.store`), and generations are shown whole (:mod:`dmsg_logs.tables.generations`). So the note may
+err, and errs on the side of letting work go on.
+A note is void when its process is gone (known at once on the same machine) or after ``LEASE_S`` (for other machines).
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from pyspark.sql import SparkSession
 
 from dmsg_logs.runtime import paths
 
-#: A run of another machine that has not renewed its note for so long is taken for dead, in seconds.
+#: Seconds without a renewed note after which a run of another machine is taken for dead.
 LEASE_S: Final = 3600.0
 
-#: Notes this process holds: one with our process id that is not among them is of a run that failed.
+#: Notes this process holds: any other note with our process id is of a run that failed.
 _held: set[str] = set()
 
 
@@ -36,7 +36,7 @@ class BusyError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """A run: where it is, which process it is, and Unix seconds at which it last said so."""
+    """A run: its machine and process, and the Unix seconds at which it last renewed its note."""
 
     machine: str
     pid: int
@@ -67,9 +67,9 @@ class Owner:
 
 @contextlib.contextmanager
 def hold(spark: SparkSession, path: str, work: str) -> Iterator[Callable[[], Owner]]:
-    """Be the one at ``work``, as the note at ``path`` says; gives a function that renews the note.
+    """Hold the note at ``path`` for ``work``; gives a function that renews it.
 
-    :class:`BusyError` if another run is at it.
+    Raises :class:`BusyError` if another run holds it.
     """
     token = uuid.uuid4().hex
 
@@ -98,7 +98,7 @@ def _myself(token: str) -> Owner:
 
 
 def _machine() -> str:
-    """This machine, since it was started, and its space of process ids: a container is another machine."""
+    """Names this machine, its boot, and its namespace of process ids: a container is another machine."""
     parts = [socket.gethostname()]
     with contextlib.suppress(OSError):
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
@@ -107,7 +107,7 @@ def _machine() -> str:
 
 
 def _started(pid: int) -> str:
-    """When a process was started, in the system's own units; "" if there is none. Ids are used again, this is not."""
+    """Start time of a process in the system's own units; "" if there is none. Process ids are reused, this is not."""
     if os.path.isdir("/proc/self"):
         try:
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

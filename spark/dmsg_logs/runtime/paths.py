@@ -1,7 +1,7 @@
 """Files on whatever file system the session's Hadoop knows: a local path, ``file:``, ``hdfs:``, ``s3a:`` and so on.
 
 Everything goes through the driver's JVM, so that a path means the same here as it does to Spark. Small files only: each
-call is a round trip. Paths are texts; what a function returns is fully qualified (``file:/data/landing``) if it says so.
+call is a round trip. Paths are texts; functions return fully qualified ones (``file:/data/landing``) only if they say so.
 
 Two ways of writing are atomic, and everything the tables promise after a crash rests on them:
 
@@ -32,15 +32,15 @@ _CONDITIONAL: Final = "fs.option.create.conditional.overwrite"
 
 
 def join(base: str, *parts: str) -> str:
-    """``base`` and ``parts`` with exactly one slash between each; ``ValueError`` for an empty ``base``, behind which they
-    would be paths of the root directory."""
+    """``base`` and ``parts`` with exactly one slash between each; ``ValueError`` for an empty ``base``, which would make a
+    path of the root directory."""
     if not base:
         raise ValueError("a path is empty")
     return "/".join([base.rstrip("/"), *(each.strip("/") for each in parts)])
 
 
 def literally(path: str) -> str:
-    """``path`` for Spark's readers, which take one for a pattern. Writers and this module take it as it is."""
+    """``path``, escaped for Spark's readers, which treat paths as patterns. Writers and this module do not."""
     return "".join(f"\\{char}" if char in "*?[]{}\\" else char for char in path)
 
 
@@ -75,19 +75,19 @@ def exists(spark: SparkSession, path: str) -> bool:
 
 
 def names(spark: SparkSession, path: str) -> list[str]:
-    """What is in a directory, sorted; nothing if there is no such directory. For names without a comma, as ours are."""
+    """The sorted names in a directory; none if there is no such directory. For names without a comma, as ours are."""
     system, java_path = _open(spark, path)
     if not system.exists(java_path):
         return []
     listed = _java(spark, "org.apache.hadoop.fs.FileUtil").stat2Paths(system.listStatus(java_path))
-    # One round trip, however many there are; of the ways to print an array this is one py4j finds the method of.
+    # One round trip for any number of names; py4j does not find the method of other ways to print an array.
     text = str(_java(spark, "org.apache.commons.lang3.ArrayUtils").toString(listed))
     return sorted(each.rpartition("/")[2] for each in text[1:-1].split(",") if each)
 
 
 def spark_uri(spark: SparkSession, path: str) -> str:
-    """A path as Spark shows it in ``input_file_name()``: what is special in a URI is percent-encoded, and a local one has
-    an empty authority."""
+    """A path as Spark shows it in ``input_file_name()``: special characters are percent-encoded, and a local path has an
+    empty authority."""
     uri = str(_java(spark, "org.apache.hadoop.fs.Path")(path).toUri().toString())
     return re.sub(r"^file:/(?!/)", "file:///", uri)
 
@@ -119,7 +119,7 @@ def read_text(spark: SparkSession, path: str) -> str:
 
 
 def write_text(spark: SparkSession, path: str, text: str) -> None:
-    """Make ``path`` hold ``text``, replacing what is there at once and whole; makes the directories above it."""
+    """Make ``path`` hold ``text``, atomically replacing an old file; makes the directories above it."""
     system, java_path, scheme = _open_to_write(spark, path)
     if scheme == _LOCAL:
         temporary = _write_local(spark, java_path, text)
@@ -142,7 +142,7 @@ def write_text(spark: SparkSession, path: str, text: str) -> None:
 
 
 def create_text(spark: SparkSession, path: str, text: str) -> bool:
-    """Make ``path`` hold ``text`` if nothing is there yet; whether this call did. Never overwrites, never half."""
+    """Create ``path`` with ``text``, atomically; false if it exists. Never overwrites."""
     system, java_path, scheme = _open_to_write(spark, path)
     if scheme == _LOCAL:
         temporary = _write_local(spark, java_path, text)
@@ -191,8 +191,8 @@ def delete(spark: SparkSession, path: str) -> bool:
 
 
 def _java(spark: SparkSession, name: str) -> Any:
-    """A class by its full name. Asked for part by part (``org``, ``org.apache`` …) the JVM would look for a class of each
-    name in all its jars."""
+    """A class by its full name. Asked for part by part (``org``, ``org.apache`` …), the JVM would search all its jars for
+    a class of each name."""
     return getattr(spark._jvm, name)
 
 
@@ -207,7 +207,7 @@ def _open(spark: SparkSession, path: str) -> tuple[Any, Any]:
 
 
 def _open_to_write(spark: SparkSession, path: str) -> tuple[Any, Any, str]:
-    """The file system, the path, the directories above which are made, and the scheme, which says how to write."""
+    """The file system, the path, and the scheme, which decides how to write; makes the directories above the path."""
     system, java_path = _open(spark, path)
     system.mkdirs(java_path.getParent())
     return system, java_path, str(system.getScheme())
@@ -232,8 +232,8 @@ def _nio(spark: SparkSession, java_path: Any) -> Any:
 
 
 def _write_local(spark: SparkSession, java_path: Any, text: str) -> Any:
-    """A hidden file beside ``java_path`` with ``text`` safely on disk. Not by Hadoop, whose checksum files would have to
-    be renamed as well."""
+    """Write ``text`` to a hidden file beside ``java_path`` and sync it to disk. Without Hadoop, whose checksum files would
+    have to be renamed as well."""
     temporary = _nio(spark, _hidden(spark, java_path))
     stream = _java(spark, "java.io.FileOutputStream")(temporary.toFile())
     try:

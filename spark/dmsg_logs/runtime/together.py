@@ -1,6 +1,6 @@
-"""Several questions to Spark at the same time.
+"""Several Spark queries at the same time.
 
-Every one of them is planned and compiled by one thread, and ends in a few small tasks; meanwhile others use the cores.
+One thread plans and compiles each query, which ends in a few small tasks; meanwhile other queries use the cores.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Final, TypeVar
 _Name = TypeVar("_Name")
 _Answer = TypeVar("_Answer")
 
-#: So many at once: enough to hide what each of them waits for, few enough to share the memory.
+#: Concurrent queries: enough to hide the waits of each, few enough to share the memory.
 AT_ONCE: Final = 3
 
 
 @contextmanager
 def workers() -> Iterator[ThreadPoolExecutor]:
-    """Threads that begin what they are given in its order. If the block fails, what has not begun never will."""
+    """Threads that begin calls in the order given. If the block fails, calls that have not begun are cancelled."""
     pool = ThreadPoolExecutor(AT_ONCE)
     try:
         yield pool

@@ -24,7 +24,7 @@ from dmsg_logs.synthetic.writer import FileMaker, write_files
 
 __all__ = ["NAME", "START", "Truth", "generate"]
 
-#: Sessions of a fleet, however few lines are wanted of them; each takes half a kilobyte of memory.
+#: Most sessions of a fleet, however few lines are wanted; each takes half a kilobyte of memory.
 MAX_SESSIONS: Final = 4_000_000
 
 
@@ -52,8 +52,8 @@ def generate(
     does not know. ``missing`` lines come on top: they stand in the names of a few files that were cut. ``start`` is the
     Unix time of the first day, of which there are ``days``. ``workers`` processes write the files.
 
-    The truth is also written to ``_truth.json``. ``ValueError`` for what makes no fleet or one of more than
-    :data:`MAX_SESSIONS`, ``FileExistsError`` if there is something in ``out`` already.
+    The truth is also written to ``_truth.json``. ``ValueError`` for arguments that make no fleet, or one with more than
+    :data:`MAX_SESSIONS`; ``FileExistsError`` if ``out`` is not empty.
     """
     if events < 1:
         raise ValueError("there is at least one line")

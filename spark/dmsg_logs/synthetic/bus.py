@@ -1,7 +1,7 @@
-"""The Reliable Message Bus of the synthetic fleet: its relays, twins' sessions with them, and what they do.
+"""The Reliable Message Bus of the synthetic fleet: its relays, twins' sessions with them, and their events.
 
-Two relays that federate with each other and with one of strangers, which fails much; the first is killed once. A few
-twins are connected to both, call each other, and one of them sends too much.
+Two relays federate with each other and with a strangers' relay, which fails often; the first relay is killed once. A few
+twins are connected to both relays and call each other, and one twin sends too much.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FIRST_TWIN: Final = 11
 
 @dataclass(slots=True)
 class TwinSessions:
-    """Sessions of twins, a row each. ``twin`` and ``relay`` are nodes; the numbers are those of either run."""
+    """Sessions of twins, one row each. ``twin`` and ``relay`` are nodes; each run has its own number for the session."""
 
     twin: Ints
     relay: Ints
@@ -42,7 +42,7 @@ class TwinSessions:
 
 @dataclass(slots=True)
 class Told:
-    """Facts of one kind, a row for each line: which node tells it, when, how often it was so, and what of."""
+    """Facts of one kind, one row for each line: which node writes it, when, its count, and its content."""
 
     node: Ints
     at: Floats

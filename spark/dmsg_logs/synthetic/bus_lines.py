@@ -1,4 +1,4 @@
-"""What lines about the Reliable Message Bus say, column by column."""
+"""The columns of lines about the Reliable Message Bus."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ CODES: Final = {
     "deadline": 15,
     "access_denied": 16,
 }
-#: Transport ids are even on the initiator's side; ordinary ones come round again after this many.
+#: Transport ids are even on the initiator's side; ordinary ids wrap around after this many.
 _ROUND: Final = 512
 _UNIQUE_FROM: Final = 2 * _ROUND
 NEVER_OPENED_FROM: Final = 60_000
@@ -52,7 +52,7 @@ class Facts:
 
 
 def make_facts(world: World, timeline: Timeline, rng: np.random.Generator) -> Facts:
-    """The figures for what ``timeline`` tells of."""
+    """The figures for the sessions and transports in ``timeline``."""
     segments, sessions, fleet = world.segments, world.sessions, world.fleet
     n = len(segments)
     root = np.arange(n)
@@ -123,7 +123,7 @@ def _ends(world: World, rng: np.random.Generator, is_slow: Bools) -> tuple[Ints,
 
 
 def _ids(session: Ints, open_at: Floats, close_at: Floats, parity: int) -> Ints:
-    """Ids as a connection gives them out: one after the other, round and round, never one that is in use.
+    """Ids as a connection assigns them: ascending, wrapping around, never one that is in use.
 
     Those of channels, which have one byte, are no exception here.
     """

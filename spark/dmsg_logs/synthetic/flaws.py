@@ -1,6 +1,6 @@
-"""Which file every line goes to, and what is wrong with some of them: planned for the whole landing zone at once.
+"""Plans the file of every line, and the flaws of some lines, for the whole landing zone at once.
 
-The numbers come out exactly: lines in the zone = lines that are good + copies of them + lines that are corrupt.
+The numbers are exact: lines in the zone = good lines + copies of them + corrupt lines.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ import numpy as np
 from dmsg_logs.synthetic.fleet import DAY_S, HOUR_S, Bools, Ints
 from dmsg_logs.synthetic.timeline import Timeline
 
-#: A file is finished at so many lines, at the end of the day, and when it is so old: busy programs ship every 50 minutes,
+#: A file is finished at this many lines, at the end of the day, and at this age: busy programs ship every 50 minutes,
 #: quiet ones twice a day.
 FILE_LINES: Final = 9_000
 BUSY_S: Final = 3_000.0
 QUIET_S: Final = 12 * HOUR_S
 _BUSY_LINES: Final = 600
 _HEAL_LINES: Final = 8
-#: Draws for each copy before it is said that there are not enough different ones.
+#: Draws for each copy before it fails for lack of different ones.
 _DRAWS: Final = 10_000
 _LATE_S: Final = 2 * DAY_S
 _TRUNCATE_FROM_LINES: Final = 40
 
-#: What happens to a line that the writer wrote, and what stands between lines though no writer wrote it.
+#: Flaws of a line that the writer wrote, and lines that no writer wrote.
 REPLACED: Final = ("torn", "garbage", "wrong_type", "no_key", "bad_time")
 INSERTED: Final = ("blank", "not_an_object", "no_key", "garbage")
 
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """How much is wrong, as shares of all lines in the landing zone."""
+    """Flaws as shares of all lines in the landing zone."""
 
     corrupt: float = 0.0
     duplicates: float = 0.0
@@ -48,7 +48,7 @@ class Shares:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """The same in lines."""
+    """Flaws as numbers of lines."""
 
     total: int
     replaced: int
@@ -92,8 +92,8 @@ def make_budget(total: int, shares: Shares) -> Budget:
 class PlannedFile:
     """Lines ``first`` to ``last`` (exclusive) of the timeline, all of one run, in one file.
 
-    ``copy`` marks a file that was shipped again: it leaves out the lines the first one has corrupt, but for ``healed``.
-    ``kept`` is how many lines are left of a file that was cut (-1: it was not).
+    ``copy`` marks a file that was shipped again: it leaves out lines that are corrupt in the first file, except
+    ``healed``. ``kept`` is the number of lines left in a file that was cut (-1: not cut).
     """
 
     run: int
@@ -113,8 +113,8 @@ class PlannedFile:
 
 @dataclass(slots=True)
 class Plan:
-    """Every file of the landing zone, and by line of the timeline: the number of its form in ``REPLACED`` or -1, whether
-    it carries fields of a newer version, whether it was lost with the end of its file, whether a copy of it is whole.
+    """Every file of the landing zone, and for each line of the timeline: the index of its flaw in ``REPLACED`` or -1,
+    whether it has fields of a newer version, whether it was lost with the end of its file, whether a copy of it is whole.
     """
 
     files: list[PlannedFile]
@@ -130,9 +130,9 @@ class Plan:
 
 
 def make_plan(timeline: Timeline, budget: Budget, updated: Bools, rng: np.random.Generator) -> Plan:
-    """Files for all lines of ``timeline``, which has ``budget.written`` of them, and what is wrong with them.
+    """Files for all ``budget.written`` lines of ``timeline``, with their flaws.
 
-    ``updated`` says of each run whether it may be of a version newer still.
+    ``updated`` tells for each run whether its lines may be of a newer version.
     """
     files = _split(timeline)
     count = len(timeline)
@@ -173,7 +173,7 @@ def _split(timeline: Timeline) -> list[PlannedFile]:
 
 
 def _cut_files(plan: Plan, missing: int, rng: np.random.Generator) -> list[PlannedFile]:
-    """Cut the ends of a few files off; gives the files that are whole."""
+    """Cut off the ends of a few files; gives the whole files."""
     left = missing
     order = rng.permutation(len(plan.files))
     large = sorted(order.tolist(), key=lambda at: -min(len(plan.files[at]), FILE_LINES // 2))
@@ -193,7 +193,7 @@ def _cut_files(plan: Plan, missing: int, rng: np.random.Generator) -> list[Plann
 
 
 def _make_late(plan: Plan, lines: int, rng: np.random.Generator) -> None:
-    """Files with ``lines`` lines in all arrive days late; the last one is split so that it is exactly so many."""
+    """Make files with exactly ``lines`` lines in all arrive days late; the last file is split for that."""
     left = lines
     for at in rng.permutation(len(plan.files)).tolist():
         file = plan.files[at]
@@ -211,7 +211,7 @@ def _make_late(plan: Plan, lines: int, rng: np.random.Generator) -> None:
 def _corrupt(
     plan: Plan, timeline: Timeline, budget: Budget, whole: list[PlannedFile], rng: np.random.Generator
 ) -> None:
-    """Choose lines to spoil, never the first or last of a run, and places for what no writer wrote."""
+    """Choose lines to spoil, never the first or last of a run, and places for lines that no writer wrote."""
     usable = np.zeros(len(timeline), np.bool_)
     for file in whole:
         usable[file.first : file.last] = True
@@ -264,7 +264,7 @@ def _ship_again(plan: Plan, budget: Budget, sources: list[PlannedFile], rng: np.
 def _heal(
     plan: Plan, budget: Budget, sources: list[PlannedFile], total: Ints, left: int, rng: np.random.Generator
 ) -> int:
-    """Ship some corrupt lines again, whole, with a few around them; gives how many copies are left to be made."""
+    """Ship some corrupt lines again, whole, with a few around them; gives the number of copies still to make."""
     spoiled = [
         (file, row)
         for file in sources

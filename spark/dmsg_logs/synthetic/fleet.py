@@ -22,7 +22,7 @@ START: Final = 1_767_571_200.0
 DAY_S: Final = 86_400.0
 HOUR_S: Final = 3_600.0
 _FIELD: Final = 2**256 - 2**32 - 977
-#: What relays speak; every fourth one is of the messaging system.
+#: Protocols of relays; every fourth relay speaks that of the messaging system.
 DMSG: Final = "dmsg"
 MESSAGING: Final = "messaging"
 RMB: Final = "rmb"
@@ -37,7 +37,7 @@ HOMES: Final = 3
 class End(IntEnum):
     """How a session ended."""
 
-    OPEN = 0  # it did not, before the logs end
+    OPEN = 0  # still open when the logs end
     KILLED = 1  # the relay was killed: its log does not tell the end
     DRAINED = 2  # the relay was stopped
     BROKEN = 3  # the network
@@ -61,7 +61,7 @@ def public_key(*words: object) -> str:
 class Node:
     """One program: a relay, a client, discovery or a shipper. ``name`` is what its lines carry under ``node``.
 
-    ``protocol`` is what a relay speaks, and empty for others.
+    ``protocol`` is that of a relay, and empty for others.
     """
 
     role: str
@@ -81,7 +81,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of a node's program. ``clean`` is false if it was killed, or goes on when the logs end."""
+    """One run of a node's program. ``clean`` is false if it was killed, or still runs when the logs end."""
 
     node: int
     boot: str
@@ -93,7 +93,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """A relay that was away: ``killed`` or stopped in good order."""
+    """A time without a relay, which was ``killed`` or stopped in good order."""
 
     relay: int
     down: float
@@ -117,12 +117,12 @@ class Sessions:
 
 @dataclass(slots=True)
 class Fleet:
-    """All of it. Indices of nodes: relays first, then clients, then discovery, then a shipper for each relay, then the
-    relays of the Reliable Message Bus, then its twins, whose programs are clients of nothing else.
+    """The whole fleet. Indices of nodes: relays first, then clients, then discovery, then a shipper for each relay, then
+    the relays of the Reliable Message Bus, then its twins, whose programs are clients of nothing else.
 
-    Of the relays those of the messaging system come last. Every client speaks dmsg and about every other one the messaging
-    system as well, with the same key and in the same log (``bilingual``, by client). ``homes`` are the relays of either
-    protocol that a client's entries name, a row for each client, -1 where there are fewer.
+    Relays of the messaging system come after the other relays. Every client speaks dmsg; about every second client also
+    speaks the messaging system, with the same key and in the same log (``bilingual``, by client). ``homes`` are the relays
+    of either protocol in a client's entries, one row for each client, -1 where there are fewer.
     """
 
     start: float
@@ -164,7 +164,7 @@ class Fleet:
 
 
 def make_fleet(rng: np.random.Generator, seed: int, *, relays: int, clients: int, start: float, days: int) -> Fleet:
-    """A fleet of ``relays`` (two or more) and ``clients`` (four or more) with everything that is planted in it."""
+    """A fleet of ``relays`` (two or more) and ``clients`` (four or more) with its planted faults."""
     dmsg_relays = relays - relays // _MESSAGING_SHARE
     protocols = [DMSG if at < dmsg_relays else MESSAGING for at in range(relays)]
     nodes = [

@@ -1,4 +1,4 @@
-"""Which event each kind of line is, the fixed texts in it, and how a line is put together from them."""
+"""The event and the fixed texts of each kind of line, and the template that joins them."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ TRIED: Final = {
     Outcome.NO_COMMON_SERVER: ("discovery", "no common server", "the entry names no server to go through"),
     Outcome.LIE: ("accept", "handshake_timeout", "handshake timeout"),
 }
-#: Fields that came with the current version of an event; programs that were not updated do not write them.
+#: Fields that are new in the current version of an event; programs of the older version do not write them.
 ADDED: Final = dict.fromkeys(
     ("server_started", "transport_opened", "transport_closed", "dial_finished", "session_up", "session_down"),
     ("protocol",),
@@ -110,7 +110,7 @@ ENDS: Final = {
     End.CLIENT_KILLED: ("closed by peer", ""),
     End.ABUSE: ("abuse", "closed by server"),
 }
-#: How envelopes, posts to other relays and calls of the Reliable Message Bus end; the first is that they go well.
+#: How envelopes, posts to other relays and calls of the Reliable Message Bus end; the first value is success.
 FAILURES: Final = (
     "",
     "destination offline",
@@ -127,7 +127,7 @@ FAMILY: Final = "dmsg-discovery"
 
 
 def template(event: str, envelope: Mapping[str, str], columns: Columns, *, older: bool) -> tuple[str, list[str]]:
-    """A format for lines of one event and one run, and the columns it takes, in order."""
+    """A format for lines of one event and one run, and its columns in order."""
     members, names = [], []
     version = EVENTS[event].version
     added = ADDED.get(event, ()) if older and version > 1 else ()

@@ -37,14 +37,14 @@ from dmsg_logs.synthetic.traffic import (
     make_segments,
 )
 
-#: What a stopping run still has to say about the time after its end it says in its last moments.
+#: A stopping run writes lines that are due up to this many seconds after its end just before it.
 _GRACE_S: Final = 5.0
 _LAST_S: Final = 0.03
 _DISCOVERY_LESS: Final = (Outcome.UNAVAILABLE, Outcome.LIE)
 
 
 class Kind(IntEnum):
-    """What a line tells; each has a row of some table."""
+    """The kind of a line; each kind refers to a row of one table."""
 
     STARTED = 0
     DRAINED = 1
@@ -175,7 +175,7 @@ class Timeline:
 def make_world(
     fleet: Fleet, rng: np.random.Generator, bus_rng: np.random.Generator, lines: int
 ) -> tuple[World, Timeline]:
-    """A world that has exactly ``lines`` to tell of (its ``Timeline``)."""
+    """A world with a ``Timeline`` of exactly ``lines`` lines."""
     bus = make_bus(fleet, bus_rng, lines)
     sessions = make_sessions(fleet, rng)
     index = SessionIndex(fleet, sessions)
@@ -282,7 +282,7 @@ def _tell(world: World, rng: np.random.Generator, lines: int) -> Timeline | None
 
 
 def _place(fleet: Fleet, node: Ints, ts: Floats) -> tuple[Ints, Floats, Bools]:
-    """The run of each line. What a killed run had to say after its end is lost; one that stops says it just before."""
+    """The run of each line. Lines of a killed run after its end are lost; a stopping run writes them just before its end."""
     run = RunIndex(fleet).find(node, ts, grace_s=_GRACE_S)
     safe = np.maximum(run, 0)
     end = np.array([one.end for one in fleet.runs])[safe]
@@ -366,7 +366,7 @@ def _tell_of_transports(world: World, rng: np.random.Generator, teller: _Teller)
     teller.add(Kind.RELAY_OPENED, rows, segments.relay, segments.open_at, segments.dial)
     told = rows[~np.isin(segments.cut, (End.OPEN, End.KILLED))]
     teller.add(Kind.RELAY_CLOSED, told, segments.relay[told], segments.close_at[told], segments.dial[told])
-    # both ends hear of it within the time a frame takes
+    # both ends learn of it within the time of one frame
     to_initiator, to_responder = rng.uniform(0.004, 0.02, len(rows)), rng.uniform(0.004, 0.02, len(rows))
     fresh, again = rows[segments.before < 0], rows[segments.before >= 0]
     over = rows[(segments.after < 0) & (segments.cut != End.OPEN)]
@@ -392,7 +392,7 @@ def _tell_of_dials(world: World, rng: np.random.Generator, teller: _Teller) -> N
     opened[world.segments.dial[world.segments.before < 0]] = True
     failed = rows[(dials.chosen < 0) & ~opened]
     finish = dials.at + dials.finish_ms / 1000
-    # lines of dials carry the number of a segment, or minus one minus the number of a dial that gave none
+    # lines of dials carry the number of a segment, or -1 minus the number of the dial if it failed
     teller.add(Kind.DIAL, -1 - failed, dials.initiator[failed], finish[failed], failed)
     for outcomes, kind, delay in (
         (REFUSED_BY_RELAY, Kind.REFUSED, 0.7),

@@ -1,4 +1,4 @@
-"""What the clients of the synthetic fleet do: dials with the failures on their way, and the transports they give.
+"""The traffic of the synthetic fleet's clients: dials with their failed tries, and the transports they lead to.
 
 Arrays throughout: a fleet's week is millions of rows. A *segment* is one transport on one relay; a transport that is
 resumed has several.
@@ -29,11 +29,11 @@ from dmsg_logs.synthetic.fleet import (
 
 #: Tries of one dial, each through another relay.
 TRIES: Final = 3
-#: The next relay is tried when the one before has not answered for so long.
+#: Milliseconds without an answer after which the next relay is tried.
 _STAGGER_MS: Final = 250.0
 _DIAL_TIMEOUT_MS: Final = 10_000.0
 _GHOSTS: Final = 40
-#: Share of the dials between two clients that both speak the messaging system that go by it.
+#: Share of dials over the messaging system, among those between two clients that both speak it.
 _BY_MESSAGING: Final = 0.4
 
 
@@ -57,7 +57,7 @@ class Outcome(IntEnum):
     NOT_TRIED = 14
 
 
-#: Tries the relay itself answers; it writes ``refused`` for them.
+#: Tries that the relay itself refuses; it writes ``refused`` for them.
 REFUSED_BY_RELAY: Final = (Outcome.UNKNOWN_PEER, Outcome.BUSY, Outcome.RATE_LIMITED)
 #: Tries that reach the peer; the relay writes ``transport_closed`` for them, and never wrote that it was opened.
 REFUSED_BY_PEER: Final = (Outcome.HANDSHAKE_TIMEOUT, Outcome.REFUSED, Outcome.ACCESS_DENIED)
@@ -272,14 +272,14 @@ def _draw(uniform: Floats, shares: dict[Outcome, float]) -> Ints:
 
 
 def refusals(outcome: Ints, dial: Ints) -> Ints:
-    """How many refusals a line stands for: clients that go too fast are refused many times a second."""
+    """Number of refusals a line stands for: clients above their rate are refused many times a second."""
     return np.where(outcome == Outcome.RATE_LIMITED, 1 + (dial.astype(np.int64) * 7919) % 23, 1)
 
 
 def make_segments(
     fleet: Fleet, sessions: Sessions, index: SessionIndex, rng: np.random.Generator, dials: Dials
 ) -> Segments:
-    """The transports of the dials that got through, those resumed after a path was lost among them."""
+    """The transports of successful dials, including those resumed after a path was lost."""
     rows = np.flatnonzero(dials.chosen >= 0)
     n = len(rows)
     step = dials.chosen[rows]
@@ -308,7 +308,7 @@ def make_segments(
 def _plant_open_ones(
     fleet: Fleet, dials: Dials, rows: Ints, relay: Ints, at: Floats, close_at: Floats, each: int = 12
 ) -> None:
-    """Make sure that transports are open whenever a relay goes away: the last ones before it last longer."""
+    """Make sure that transports are open whenever a relay goes away: prolong the last ones before that."""
     for outage in fleet.outages:
         before = np.flatnonzero((relay == outage.relay) & (at < outage.down - 1) & dials.e2e[rows])
         recent = before[np.argsort(at[before], kind="stable")[-each:]]
@@ -359,7 +359,7 @@ def _resume(
     segments: Segments,
     offset: int,
 ) -> Segments | None:
-    """Cut segments whose path ends before they do; the end-to-end ones of dmsg among them go on over another relay."""
+    """Cut segments whose path ends before they do; end-to-end transports of dmsg go on over another relay."""
     own_end, other_end = sessions.end[segments.session], sessions.end[segments.other]
     end = np.minimum(own_end, other_end)
     is_cut = segments.close_at >= end

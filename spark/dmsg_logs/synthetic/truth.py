@@ -1,4 +1,4 @@
-"""What is really in a generated landing zone: exact counts that a pipeline's results can be held against."""
+"""The exact counts of a generated landing zone, to compare a pipeline's results with."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Truth:
     #: a run each: role, node, boot, lines, seq_sum, seq_square_sum (modulo 2**61 - 1), first_seq, last_seq, gaps, gap_lines,
     #: dup, corrupt, missing, late_lines, events_dropped, ended, files
     runs: list[dict[str, Any]]
-    #: relay -> counts of what the relay itself wrote; ``planted["protocols"]`` has what each one speaks
+    #: relay -> counts of its own lines; ``planted["protocols"]`` has the protocol of each relay
     relays: dict[str, dict[str, int]]
     #: all, ok, failed, and those of the messaging system
     dials: dict[str, int]

@@ -23,7 +23,7 @@ from dmsg_logs.synthetic.timeline import Timeline, World
 
 _LEVEL: Final = 3
 _FRAME_LINES: Final = 1_500
-#: What is left of the frame that a cut goes through: its header, but no data.
+#: Bytes left of a frame that is cut: its header, but no data.
 _STUMP_BYTES: Final = 11
 #: Fewer lines are not worth another process.
 _LINES_PER_PROCESS: Final = 200_000
@@ -56,7 +56,7 @@ class WrittenFile:
 
     @property
     def missing(self) -> int:
-        """Lines that were written and are not there."""
+        """Lines that were written but are not in the file."""
         return self.recorded - self.lines
 
 
@@ -134,7 +134,7 @@ class FileMaker:
 
 
 def _pack(lines: list[str], kept: int, *, copy: bool = False) -> tuple[bytes, int]:
-    """Frames of whole lines, a new one where the file will be cut. A copy is packed so that its digest is another one."""
+    """Frames of whole lines, with a new frame where the file will be cut. A copy is packed so that its digest differs."""
     packer = zstandard.ZstdCompressor(level=1 if copy else _LEVEL, write_checksum=copy)
     edges = sorted({*range(0, len(lines), _FRAME_LINES), kept, len(lines)})
     parts = ["\n".join(lines[a:b]) + "\n" for a, b in pairwise(edges)]
@@ -209,7 +209,7 @@ def write_files(
         if workers <= 1 or "fork" not in multiprocessing.get_all_start_methods():
             _collect(map(_write_one, order), done, progress)
         else:
-            # not multiprocessing.Pool: its end can hang, and all of it hangs when one of its processes is killed
+            # not multiprocessing.Pool: it can hang at its end, and hangs when one of its processes is killed
             with ProcessPoolExecutor(workers, multiprocessing.get_context("fork")) as pool:
                 _collect(pool.map(_write_one, order, chunksize=8), done, progress)
     finally:

@@ -1,1 +1,1 @@
-"""The tables: what each is, how all of them are made and checked, and where readers find them."""
+"""The tables: their definitions, how they are made and checked, and where readers find them."""

@@ -2,15 +2,15 @@
 
 ::
 
-    <tables>/_manifest.json                     what readers are shown: generation, source, path and rows of each table
+    <tables>/_manifest.json                     the current generation: its source, path and rows of each table
     <tables>/<name>/v=00000007-<id>/*.parquet   (or date=…/*.parquet) one generation of one table
 
-A generation is written under names no other run uses, read back and checked, and then shown by replacing the manifest,
-which happens at once and whole. So a reader has all tables of one generation or all of another, and a run that is killed
-changes nothing. The generation before the current one stays, for readers that have just opened it; what is older is deleted
-after the manifest was replaced, what a run that failed has made at its end, and what a killed run left behind before the
-next one begins. That would take away the files of another run, so a note keeps a second one out: ``_building.json``, see
-:mod:`dmsg_logs.runtime.lease`.
+A generation is written under names no other run uses, read back and checked, and then shown by replacing the manifest
+atomically. So a reader has all tables of one generation or all of another, and a killed run changes nothing. The
+generation before the current one stays, for readers that have just opened it; older ones are deleted once the manifest is
+replaced. A failed run deletes its files at its end; files of a killed run are deleted before the next run begins. That
+would delete the files of a concurrent run, so a note (``_building.json``, see :mod:`dmsg_logs.runtime.lease`) keeps a
+second run out.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from dmsg_logs.tables.transforms.top_talkers import TOP_TALKERS
 from dmsg_logs.tables.transforms.transports import TRANSPORTS
 from dmsg_logs.tables.transforms.twin_sessions import TWIN_SESSIONS
 
-#: Told of every step: what is being done, steps done, steps in all.
+#: Called for every step: name of the step, steps done, steps in all.
 Progress = Callable[[str, int, int], None]
 
 MANIFEST: Final = "_manifest.json"
@@ -62,8 +62,8 @@ _FORMAT: Final = "dmsg-log-tables"
 _FORMAT_VERSION: Final = 1
 _GENERATION_DIGITS: Final = 8
 
-#: Every table by its name, in the order they are begun: a table may be made from those before it, and waits for them. The
-#: longest way goes first: from log_quality to transports to what is made of these; the others fill the gaps.
+#: Every table by its name, in the order in which they are begun: a table may be made from earlier ones, and waits for them.
+#: The longest chain goes first: log_quality, transports, the tables made from transports; the others fill the gaps.
 TABLES: Final[dict[str, Table]] = {
     table.name: table
     for table in (
@@ -89,10 +89,10 @@ TABLES: Final[dict[str, Table]] = {
 
 
 class Source(Protocol):
-    """Where the lines come from."""
+    """A source of lines."""
 
     def batches(self) -> list[int]:
-        """Numbers of the batches there are: other ones if and only if there are other lines. The others are of these."""
+        """Numbers of all batches: they change if and only if the lines change. The other methods read these batches."""
 
     def events(self) -> DataFrame:
         """Every good line, each once: the columns of ``dmsg_logs.ingest.store.read_events``."""
@@ -105,16 +105,16 @@ class Source(Protocol):
 
 
 class NoTables(LookupError):
-    """No generation of the tables has been built yet, or it does not have the one asked for."""
+    """No generation of the tables has been built yet, or it lacks the requested table."""
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What readers are shown.
+    """The generation that readers see.
 
-    ``batches`` of events and ``code`` (see :func:`code_version`) are what it was made from, ``built_at`` is Unix
-    seconds, ``tables`` and ``previous`` are paths below the tables' directory by name, of this generation and of the one
-    before. ``quality`` holds the results of all rules as dictionaries, see :class:`dmsg_logs.tables.quality.Result`.
+    It was made from the ``batches`` of events by ``code`` (see :func:`code_version`). ``built_at`` is Unix seconds;
+    ``tables`` and ``previous`` are paths by name, below the tables' directory, of this generation and of the one before.
+    ``quality`` holds the results of all rules as dictionaries, see :class:`dmsg_logs.tables.quality.Result`.
     """
 
     generation: int
@@ -137,7 +137,7 @@ class Manifest:
 
     @property
     def findings(self) -> dict[str, int]:
-        """The same of kind ``data``: what is wrong with the lines."""
+        """The same of kind ``data``: faults of the lines."""
         return self._broken("data")
 
     def _broken(self, kind: str) -> dict[str, int]:
@@ -158,7 +158,7 @@ class Manifest:
 
 
 def read_manifest(spark: SparkSession, tables: str) -> Manifest:
-    """What is to be read now; ``NoTables`` before the first generation is complete."""
+    """The current manifest; ``NoTables`` before the first generation is complete."""
     try:
         return Manifest.from_json(paths.read_text(spark, paths.join(tables, MANIFEST)))
     except FileNotFoundError:
@@ -168,7 +168,7 @@ def read_manifest(spark: SparkSession, tables: str) -> Manifest:
 def read_table(spark: SparkSession, tables: str, name: str) -> DataFrame:
     """One table of the current generation, with the columns of ``TABLES[name]``; ``NoTables`` if there is none.
 
-    The frame goes on reading this generation when a newer one is built, and can do so until the one after that.
+    The frame keeps reading this generation after a newer one is built, but not after the one after that.
     """
     path = read_manifest(spark, tables).tables.get(name)
     if path is None or name not in TABLES:
@@ -186,9 +186,9 @@ def build_tables(
 ) -> dict[str, int]:
     """Build every table from the events in ``tables``, show the new generation, and give the rows of each.
 
-    If the events and the code are those the current generation was made from, nothing is done. An exception of
-    ``progress`` ends the work as a crash would. ``source`` takes the place of the events in ``tables``, ``registry`` that of
-    all tables. :class:`~dmsg_logs.runtime.lease.BusyError` if another run is building them.
+    Does nothing if the current generation was made from the same events by the same code. An exception of ``progress``
+    ends the work as a crash would. ``source`` replaces the events in ``tables``, ``registry`` the list of all tables.
+    :class:`~dmsg_logs.runtime.lease.BusyError` if another run is building them.
     """
     tell = progress or (lambda step, done, total: None)
     source = source or _Store(spark, tables)
@@ -199,13 +199,13 @@ def build_tables(
         shown = _shown(spark, tables)  # another run may have just been done
         if shown is not None and shown.is_of(source):
             return shown.rows
-        _sweep(spark, tables, registry)  # what killed runs have left may take the room that this one needs
+        _sweep(spark, tables, registry)  # files of killed runs may take the room that this run needs
         run = uuid.uuid4().hex[:8]
         try:
             return _build_anew(spark, tables, source, registry, tell, renew, shown, run)
-        except Exception:  # a full disk, above all: what is half made must not keep it full
+        except Exception:  # above all a full disk: half-made tables must not keep it full
             with contextlib.suppress(Exception):  # without a JVM it stays; the next run sweeps it
-                _sweep(spark, tables, registry, of_run=run)  # not what another has that took its place
+                _sweep(spark, tables, registry, of_run=run)  # not the files of a run that took its place
             raise
 
 
@@ -225,7 +225,7 @@ def _build_anew(
     current: Manifest | None,
     run: str,
 ) -> dict[str, int]:
-    """Make the generation after ``current``, and show it. ``run`` is in the names of its versions, and of no others."""
+    """Make the generation after ``current`` and show it. Only the names of its versions contain ``run``."""
     batches = source.batches()
     generation = current.generation + 1 if current is not None else 1
     version = f"v={generation:0{_GENERATION_DIGITS}d}-{run}"
@@ -260,7 +260,7 @@ def _build_anew(
 
 
 def code_version() -> str:
-    """Tells the code of the tables from any other: a digest of the package's version and of every transform's text."""
+    """Identifies the code of the tables: a digest of the package's version and of every transform's text."""
     digest = hashlib.sha256(__version__.encode())
     names = [f"{transforms.__name__}.{each.name}" for each in pkgutil.iter_modules(transforms.__path__)]
     for name in sorted([*names, "dmsg_logs.tables.quality", "dmsg_logs.tables.tabledef", __name__]):
@@ -272,8 +272,8 @@ def code_version() -> str:
 
 
 class _Store:
-    """The events in the tables' own directory, of the batches that :meth:`batches` named last. A batch that comes while
-    tables are made is of none of them: lines, keys and accounts are of the same batches."""
+    """The events in the tables' own directory, of the batches that :meth:`batches` named last. A batch committed while
+    tables are made is left out, so lines, keys and accounts are always of the same batches."""
 
     def __init__(self, spark: SparkSession, tables: str) -> None:
         self._spark = spark
@@ -303,7 +303,7 @@ class _Store:
 
 
 class _Build:
-    """One generation while it is written: several tables at once, each of which waits for those it is made from."""
+    """One generation being written: several tables at once, each of which waits for the tables it is made from."""
 
     def __init__(self, spark: SparkSession, tables: str, source: Source) -> None:
         self._spark = spark
@@ -315,7 +315,7 @@ class _Build:
         self._written: dict[str, Future[DataFrame]] = {}
 
     def begin(self, pool: Executor, table: Table, path: str) -> None:
-        """Have a table written; those that are begun after it can be made from it."""
+        """Start writing a table; tables begun later can be made from it."""
         earlier = _Earlier(self, dict(self._written))
         self.paths[table.name] = path
         self._written[table.name] = pool.submit(self._write, table, earlier, paths.join(self._tables, path))
@@ -366,8 +366,8 @@ def _read(spark: SparkSession, path: str, table: Table) -> DataFrame:
 
 
 def _sweep(spark: SparkSession, tables: str, registry: Iterable[str], of_run: str = "") -> None:
-    """Delete every version of a table, or those that one run has made, but what the generation that is shown and the one
-    before name."""
+    """Delete every version of a table, or only those of one run, except the versions of the current generation and of the
+    one before."""
     manifest = _shown(spark, tables)
     kept = {*manifest.tables.values(), *manifest.previous.values()} if manifest is not None else set()
     for name in sorted({*registry, *(path.partition("/")[0] for path in kept)}):

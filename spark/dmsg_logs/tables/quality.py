@@ -1,8 +1,7 @@
-"""Rules the tables must fulfil, checked on what was written, before readers are shown it.
+"""Rules for the tables, checked on the written files before readers see them.
 
-A rule counts its violations and stops nothing: a fleet's clocks jump and lines get lost, and that is for people to see.
-Of ``kind`` ``table`` are rules only a mistake of this package can break; of ``kind`` ``data`` those that say something
-about the lines.
+A rule counts its violations and stops nothing: a fleet's clocks jump and lines get lost, and people should see that.
+Only a mistake in this package can break a rule of ``kind`` ``table``; rules of ``kind`` ``data`` are about the lines.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any, Final, NamedTuple
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-#: How far a duration a program measured may be from the difference of its lines' times.
+#: Allowed difference, in seconds, between a duration that a program measured and the times of its lines.
 CLOCK_TOLERANCE_S: Final = 5
 
 
@@ -40,7 +39,7 @@ class Balance(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What became of a rule: ``table`` (both of them for a balance), ``rule``, its kind, its violations, its meaning."""
+    """The result of a rule: ``table`` (both for a balance), ``rule``, its kind, its violations, its meaning."""
 
     table: str
     rule: str

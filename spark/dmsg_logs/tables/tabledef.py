@@ -1,4 +1,4 @@
-"""What a table is: its documented columns and the pure function that makes it. The tables themselves are in
+"""The definition of a table: its documented columns and the pure function that makes it. All tables are listed in
 :mod:`dmsg_logs.tables.generations`."""
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Column(NamedTuple):
 
 
 class Inputs(Protocol):
-    """What a table may be made from. Asking for a table that is built later is a ``KeyError``."""
+    """The inputs of a table. Asking for a table that is built later raises ``KeyError``."""
 
     def events(self) -> DataFrame:
         """Every good line: see ``dmsg_logs.ingest.store.read_events``."""

@@ -1,8 +1,8 @@
 """Keys that behave as no honest client does: one row for each day and key that a node complained of.
 
-Offences are what a relay refuses or ends because of how a client behaves, never what a peer or an outage can bring
-about: a client that keeps calling a peer that is away, or whose relays are down, has many failures and no offences.
-Offences are weighed against what the client does otherwise, so that a busy one may meet a limit now and then.
+An offence is a request or connection that a relay refuses or ends because of the client's behaviour, never because of a
+peer or an outage: a client that keeps calling an absent peer, or whose relays are down, has many failures and no offences.
+Offences are weighed against the client's other traffic, so that a busy client may meet a limit now and then.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ OFFENCES: Final = (
     "handshakes_per_address",
     "handshakes_per_network",
 )
-#: So many offences a day, on top of as many as there were transports, flag a key: a limit is met by accident, not 50 times.
+#: Offences a day that flag a key, on top of its number of transports: a limit is met by accident, but not 50 times.
 OFFENCE_ROOM: Final = 50
-#: So many connections a day ended for abuse flag a key: once may be a bug.
+#: Connections a day ended for abuse that flag a key: one may be a bug.
 ABUSE_ROOM: Final = 2
-#: So many dials a day to keys that are not there or do not want it, on top of as many as got through, flag a key ...
+#: Dials a day to absent or unwilling keys that flag a key, on top of its number of successful dials ...
 FRUITLESS_ROOM: Final = 500
-#: ... if they went to so many keys at least: calling a friend who is away is not scanning.
+#: ... if they went to at least this many keys: calling a friend who is away is not scanning.
 SCANNED_TARGETS: Final = 50
-#: What the last step of such a dial says.
+#: Reasons in the last step of such a dial.
 FRUITLESS: Final = ("unknown_peer", "refused", "access_denied", "no_such_service", "no entry")
 
 _DIGITS: Final = 16
 _COUNTS: Final = ("refusals", "offences", "abuse_closes", "transports")
-#: One line stands for at most so many refusals.
+#: Most refusals that one line stands for.
 _TIMES_LIMIT: Final = 1_000_000
 
 
@@ -112,7 +112,7 @@ def abuse_scores(events: DataFrame) -> DataFrame:
 
 
 def _share(bad: Column, room: Column) -> Column:
-    """0 without anything bad, a half when there is as much of it as ``room``."""
+    """0 if nothing is bad, 0.5 if ``bad`` equals ``room``."""
     return bad / (bad + room)
 
 
@@ -123,7 +123,7 @@ def _scanning() -> Column:
 
 
 def _complaints(events: DataFrame) -> DataFrame:
-    """What relays say of keys, by day and the first digits of the key."""
+    """Relays' complaints of keys, by day and the first digits of the key."""
     event, reason = F.col("event"), F.col("reason")
     lines = only(events, "refused", "connection_closed", "transport_opened", "transport_closed")
     key = F.when(event.isin("refused", "connection_closed"), F.col("remote")).otherwise(F.col("initiator"))
@@ -156,7 +156,7 @@ def _complaints(events: DataFrame) -> DataFrame:
 
 
 def _dials(events: DataFrame) -> DataFrame:
-    """What clients say of their own dials. A dial is fruitless if its last step says so."""
+    """Clients' own dials. A dial is fruitless if its last step says so."""
     steps = F.from_json("attempts", ATTEMPTS)
     last = F.when(~F.col("ok"), F.coalesce(F.try_element_at(steps, F.lit(-1))["reason"], F.col("reason")))
     fruitless = last.isin(*FRUITLESS)
@@ -178,11 +178,11 @@ def _dials(events: DataFrame) -> DataFrame:
 
 
 def _handshakes(events: DataFrame) -> DataFrame:
-    """Handshakes that failed from an address only one key had that day. For people to read: two clients may share an
-    address without both getting as far as to say who they are, so it is part of no score."""
+    """Failed handshakes from an address that only one key had that day. For people to read only, not part of a score: two
+    clients may share an address, and one of them may never get far enough to tell its key."""
     day = date_of(F.col("ts")).alias("date")
     servers = events.where(F.col("role") == "server")
-    # A line that stands for several has no address, and no key is known by that.
+    # A line that stands for several handshakes has no address, which identifies no key.
     told = only(servers, "handshake_failed").where("address != ''")
     failed = told.groupBy(day, "node", "address").agg(F.sum(stands_for()).alias("failures"))
     known = (

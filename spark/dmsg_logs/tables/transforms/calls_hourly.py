@@ -15,7 +15,7 @@ _POINTS: Final = (50, 95, 99)
 
 
 def calls_hourly(events: DataFrame) -> DataFrame:
-    """The table ``calls_hourly`` from the lines. A line that stands for several calls counts as often with their mean."""
+    """The table ``calls_hourly`` from the lines. A line for several calls counts as often, with their mean."""
     return (
         only(events, FINISHED)
         .select(

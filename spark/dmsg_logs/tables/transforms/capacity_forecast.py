@@ -1,4 +1,4 @@
-"""What each relay will have to carry in the next seven days."""
+"""The expected load of each relay in the next seven days."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dmsg_logs.tables.transforms.forecast_model import COVERAGE, HISTORY_DAYS, L
 
 #: Days ahead.
 DAYS: Final = 7
-#: A relay that told nothing for so many days was away, and is forecast from what it does since it is back.
+#: A relay without lines for this many days was away; its forecast uses only the days since its return.
 AWAY_DAYS: Final = 28
 METRICS: Final = ("bytes", "connections")
 _DAY: Final = datetime.timedelta(days=1)
@@ -56,7 +56,7 @@ def capacity_forecast(relay_hourly: DataFrame, runs: DataFrame, latest: float = 
 
 
 def _since_return(days: list[Any]) -> list[Any]:
-    """The days since the relay was last away; also since a line whose clock was far behind, which looks the same."""
+    """The days since the relay was last away. A line with a clock far behind looks like an absence."""
     away = [index for index in range(1, len(days)) if (days[index]["date"] - days[index - 1]["date"]).days > AWAY_DAYS]
     return days[away[-1] :] if away else days
 
@@ -67,7 +67,7 @@ def _relay(relay: tuple[str, str], days: list[Any], end: float) -> Iterator[tupl
     last = last_day if end % _DAY_S >= _DAY_S - _HOUR_S else last_day - _DAY
     ahead = [last_day + _DAY * step for step in range(1, DAYS + 1)]
     for metric in METRICS:
-        by_day = {row["date"]: max(0.0, float(row[metric])) for row in days}  # less than nothing is a forged line's
+        by_day = {row["date"]: max(0.0, float(row[metric])) for row in days}  # only a forged line gives a negative sum
         history = [by_day.get(first + _DAY * step, 0.0) for step in range((last - first).days + 1)]
         outlook = forecast(history, [(day - last).days for day in ahead], max(by_day.values()))
         for day, (value, low, high) in zip(ahead, outlook.days, strict=True):
@@ -75,7 +75,7 @@ def _relay(relay: tuple[str, str], days: list[Any], end: float) -> Iterator[tupl
 
 
 def _latest(accounts: DataFrame, runs: DataFrame) -> float:
-    """Until when hours can be true; see :func:`~dmsg_logs.tables.transforms.common.credible_until`."""
+    """The latest credible hour; see :func:`~dmsg_logs.tables.transforms.common.credible_until`."""
     landed = accounts.agg(F.max("landed_at").alias("landed_at"))
     began = runs.where("role = 'server'").agg(F.min("first_at").alias("first_at"))
     (found,) = landed.crossJoin(began).collect()

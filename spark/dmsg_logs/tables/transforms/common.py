@@ -11,12 +11,12 @@ from pyspark.sql import functions as F
 
 #: What names one run of one program.
 RUN: Final = ("role", "node", "boot")
-#: What lines are about that were written before programs told the protocol.
+#: The protocol of lines that were written before lines named it.
 FIRST_PROTOCOL: Final = "dmsg"
 #: A public key, and the short form of one that names a node. Not ``$``, which Java finds before a line end as well.
 KEY_PATTERN: Final = r"^0[23][0-9a-f]{64}(?![\s\S])"
 SHORT_PATTERN: Final = r"^0[23][0-9a-f]{14}(?![\s\S])"
-#: Clocks of programs may run ahead of the one that stamps landed files by this much before what they tell is left out.
+#: Seconds by which a program's clock may be ahead of the clock that stamps landed files; later lines are left out.
 CLOCK_SLACK_S: Final = 3600
 
 
@@ -41,13 +41,13 @@ def at(ts: Column) -> list[Column]:
 
 
 def credible_until(earliest: float | None, landed_at: float | None, now: float) -> float:
-    """The latest time that events can tell of themselves, the first of which tells ``earliest``; all in Unix seconds.
+    """The latest credible time of an event, given the ``earliest`` event; all in Unix seconds.
 
-    An event cannot be younger than the newest file, which landed at ``landed_at``, nor than ``now``, the clock of the
-    reader: a copy may keep the time that a wrong clock gave a file. An event that is comes from a clock that is wrong, and
-    one such clock must not move what is said of all others to a year of its own. But where everything would be younger, the
-    times of files are not worth the name, because they were copied or unpacked, or the reader's clock is wrong: then the
-    other of the two decides, and where that is wrong, too, there is no limit.
+    An event cannot be later than the newest file, which landed at ``landed_at``, nor than ``now``, the reader's clock: a
+    copied file may keep the time that a wrong clock gave it. A later event comes from a wrong clock, and one such clock
+    must not move the period of all others. If even the ``earliest`` event is later than one of these bounds, that bound is
+    wrong (the files were copied or unpacked, or the reader's clock is wrong): then the other bound decides, and if that is
+    wrong, too, there is no limit.
     """
     told = [at for at in (landed_at, now) if at is not None]
     limits = [at + CLOCK_SLACK_S for at in (min(told), *told)]
@@ -55,12 +55,12 @@ def credible_until(earliest: float | None, landed_at: float | None, now: float) 
 
 
 def protocol_of() -> Column:
-    """What a line about a relay, session, dial or transport is of, those of older versions included."""
+    """The protocol of a line about a relay, session, dial or transport, also for lines of older versions."""
     return F.coalesce(F.nullif("protocol", F.lit("")), F.lit(FIRST_PROTOCOL)).alias("protocol")
 
 
 def total(column: Column | str) -> Column:
-    """A sum that is 0 where there is nothing to add."""
+    """A sum that is 0 without rows."""
     return F.coalesce(F.sum(column), F.lit(0))
 
 
@@ -69,7 +69,7 @@ STANDS_FOR_LIMIT: Final = 1_000_000
 
 
 def stands_for() -> Column:
-    """How many events a line stands for: its ``count``, and 1 where a line of an older version has none."""
+    """Number of events that a line stands for: its ``count``, or 1 for a line of an older version without it."""
     return F.least(F.greatest(F.coalesce(F.col("count"), F.lit(1)), F.lit(1)), F.lit(STANDS_FOR_LIMIT))
 
 
@@ -79,8 +79,8 @@ def count_where(condition: Column) -> Column:
 
 
 def percentiles(column: str, *points: int, times: Column | None = None) -> Column:
-    """Exact percentiles of a column as an array, by one aggregate; nulls do not count, and others ``times``, 1 by default.
-    See :func:`spread`."""
+    """Exact percentiles of a column as an array, by one aggregate. Nulls do not count; other values count ``times``, by
+    default once. See :func:`spread`."""
     shares = F.array(*[F.lit(point / 100) for point in points])
     return F.percentile(column, shares, F.lit(1) if times is None else times).alias(f"{column}_percentiles")
 
@@ -95,14 +95,12 @@ def spread(column: str, *points: int, prefix: str | None = None) -> list[Column]
 def sessionise(frame: DataFrame, keys: Sequence[str], opened: str, closed: str, closing: Sequence[str]) -> DataFrame:
     """Join each ``opened`` line with the ``closed`` line that follows it under the same ``keys``, in one pass.
 
-    Ids are used again and again within a run and ``seq`` is the order in which the run wrote, so the line after an
-    opening tells: a closing belongs to it; another opening means that the closing was lost, and must not shift all
-    later pairs. Gives the columns of ``frame``, taken from the opening, and ``closing``, a struct of the columns named
-    so from the closing line (null while there is none). A closing without an opening before it gives a row of its own,
-    with ``opening`` false.
+    Ids are reused within a run, and ``seq`` is the order in which the run wrote. So the line after an opening decides: a
+    closing belongs to it; another opening means that the closing was lost, which must not shift all later pairs. Gives the
+    columns of ``frame``, taken from the opening, and ``closing``, a struct of the columns ``closing`` of the closing line
+    (null if there is none). A closing without an opening before it gives a row of its own, with ``opening`` false.
 
-    A hash comes first among the keys, because what is put in order is compared by its first eight bytes first, and
-    those of names and keys are mostly the same.
+    The first key is a hash: sorting compares the first eight bytes first, and those of names and keys are mostly equal.
     """
     opening = F.col("event") == opened
     own = F.when(~opening, F.struct(*closing))  # so the line after an opening has none if it is another opening

@@ -13,7 +13,7 @@ from dmsg_logs.tables.transforms.common import RUN, date_of, only, percentiles, 
 
 #: What ``dial_finished.attempts`` holds: a list with one object for each step that failed. A dial without any is ``[]``.
 ATTEMPTS: Final = "array<struct<stage: string, server: string, elapsed_ms: double, reason: string>>"
-#: Stands for the steps of a failed dial that tells none, or none that can be read.
+#: Stands for the steps of a failed dial without any, or with unreadable ones.
 UNKNOWN: Final = "unknown"
 
 _POINTS: Final = (50, 99)
@@ -21,7 +21,7 @@ _GROUP: Final = ("date", "relay", "protocol", "stage", "reason")
 
 
 def dial_failures(events: DataFrame) -> DataFrame:
-    """The table ``dial_failures`` from the lines. A step's time that cannot be is as one that was not told."""
+    """The table ``dial_failures`` from the lines. An impossible time of a step counts as missing."""
     elapsed_ms = F.col("step.elapsed_ms")
     told = F.filter(F.from_json("attempts", ATTEMPTS), lambda one: one["stage"].isNotNull())
     none_told = F.array(

@@ -1,4 +1,4 @@
-"""What discovery was asked in each hour."""
+"""Requests to discovery in each hour."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _POINTS: Final = (50, 95, 99)
 
 
 def discovery_hourly(events: DataFrame) -> DataFrame:
-    """The table ``discovery_hourly`` from the lines. One that stands for several requests counts as often with their mean."""
+    """The table ``discovery_hourly`` from the lines. A line for several requests counts as often, with their mean."""
     return (
         only(events, "discovery_request")
         .select("node", *at(F.col("ts")), "method", "path", "status", "elapsed_ms", stands_for().alias("times"))

@@ -1,4 +1,4 @@
-"""What each relay of the Reliable Message Bus did with envelopes in each hour, from its own lines."""
+"""Envelopes at each relay of the Reliable Message Bus in each hour, from its own lines."""
 
 from __future__ import annotations
 

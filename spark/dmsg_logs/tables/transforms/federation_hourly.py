@@ -1,4 +1,4 @@
-"""How each relay of the Reliable Message Bus got on with each other one in each hour, from its own lines."""
+"""Federation between each pair of relays of the Reliable Message Bus in each hour, from the sender's own lines."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _POINTS: Final = (50, 95, 99)
 def federation_hourly(events: DataFrame, runs: DataFrame) -> DataFrame:
     """The table ``federation_hourly`` from the lines and ``log_quality`` (for the relays' names).
 
-    A line that stands for several attempts counts as often with their mean time.
+    A line for several attempts counts as often, with their mean time.
     """
     attempt, ok = F.col("event") == ATTEMPTED, F.col("ok")
     lines = only(events, ATTEMPTED, RANKED).where("role = 'server'")

@@ -1,4 +1,4 @@
-"""A forecast of a short daily series, with an interval that says how much it does not know. Pure; NumPy only."""
+"""A forecast of a short daily series, with an interval for its uncertainty. Pure; NumPy only."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-#: So much of the days to come shall lie within their interval.
+#: Share of future days that shall lie within their interval.
 COVERAGE: Final = 0.8
 #: With less than a week, not even every weekday has been seen once.
 LEVEL_DAYS: Final = 7
@@ -15,9 +15,9 @@ LEVEL_DAYS: Final = 7
 WEEKDAY_DAYS: Final = 21
 #: Older days are left out: what a fleet did then is no guide to next week.
 HISTORY_DAYS: Final = 56
-#: Without history to judge by, up to so many times the busiest day seen.
+#: Without enough history, the interval ends at this many times the busiest day.
 GUESS_FACTOR: Final = 5.0
-#: The same-direction errors of neighbouring days are taken into account up to this correlation.
+#: Highest correlation of the errors of neighbouring days that is taken into account.
 _CORRELATION_LIMIT: Final = 0.7
 
 #: Student's t, 90 % quantile (an interval of 80 %), for 1, 2, … 30 degrees of freedom.
@@ -49,13 +49,13 @@ def forecast(history: Sequence[float], steps: Sequence[int], seen: float = 0.0) 
     """The days ``steps`` days after the last of ``history`` (1 is the day after it), from one value a day, none left out.
 
     * ``weekday_trend``, from three weeks on: a straight line plus a level for each weekday, by least squares.
-    * ``level``, from a week on: the mean; weekdays and trends not told apart are part of the spread.
-    * ``insufficient``: the mean, or ``seen`` if there is no whole day at all, and everything from nothing to
-      ``GUESS_FACTOR`` times the busiest day.
+    * ``level``, from a week on: the mean; differences of weekdays and trends are part of the spread.
+    * ``insufficient``: the mean, or ``seen`` if there is no whole day at all, and an interval from 0 to ``GUESS_FACTOR``
+      times the busiest day.
 
-    Where every day has a value above zero this is done in logarithms, because busy days also differ by more. Intervals
-    are those of Student's t for a new day, wider by what is not known of line and levels, and wider still if the errors
-    of neighbouring days resemble each other. They hold as long as next week is made like the weeks before.
+    If every day has a value above zero, this is done in logarithms, because busy days also differ by more. Intervals are
+    those of Student's t for a new day, wider for the uncertainty of line and levels, and wider still if the errors of
+    neighbouring days are correlated. They hold as long as next week resembles the weeks before.
     """
     values = np.asarray(history[-HISTORY_DAYS:], dtype=float)
     count = len(values)
@@ -89,7 +89,7 @@ def _design(days: np.ndarray, count: int, weekly: bool) -> np.ndarray:
 
 
 def _inflation(errors: np.ndarray) -> float:
-    """By how much errors that resemble their neighbours tell less about line and levels than independent ones."""
+    """Factor by which correlated errors tell less about line and levels than independent ones."""
     size = float(errors @ errors)
     if size == 0:
         return 1.0

@@ -1,9 +1,8 @@
 """How complete each run's log is: gaps in its numbers, late lines, and what the files' accounts say.
 
-One row a run, and one for each role where the lines of a run name several; what is known of the run as a whole, its
-gaps and its files, then stands in one of these rows only, so that sums hold. The numbers ``seq`` of a run have no gap
-when they are written, so one here is a line that was lost on the way or is in quarantine. Lines a run still keeps to
-itself behind the last one seen cannot be told.
+One row for each run; if the lines of a run name several roles, one row for each role. Facts about the run as a whole, its
+gaps and its files, then stand in only one of these rows, so that sums are right. A run writes its numbers ``seq`` without
+gaps, so a gap means that a line was lost on the way or is in quarantine. Lines after the last one seen cannot be counted.
 """
 
 from __future__ import annotations
@@ -17,25 +16,24 @@ from pyspark.sql import functions as F
 from dmsg_logs.tables.tabledef import Column, Inputs, Table, percentile_columns
 from dmsg_logs.tables.transforms.common import FIRST_PROTOCOL, RUN, count_where, only, protocol_of, spread, total
 
-#: A line that lands later than this after it was written is late. After how long a file is published and shipped is for
-#: each fleet to say, and programs with little to tell may do it but twice a day, which is no fault; but a line that is a
-#: day behind is too old for the ranks, which look back no further.
+#: Seconds after which a line that lands is late. Each fleet chooses how often files are published and shipped, and quiet
+#: programs may do it only twice a day, which is no fault; but a line one day behind is too old for the ranks.
 LATE_S: Final = 86_400
 #: Lateness is told to the second below this, and to the minute above.
 _FINELY_S: Final = 600
 _LATENESS: Final = f"time from writing to landing, to the second below {_FINELY_S} s, to the minute above"
 
-#: Events of which one line at least is in nearly every run, and which tell the key of their writer.
+#: Events that tell the key of their writer; nearly every run has at least one of them.
 _TELLING: Final = ("server_started", "transport_opened", "dial_finished")
 #: Roles whose programs say that they stop.
 _SAYING: Final = ("server", "discovery", "shipper")
 
 
 def _own_key() -> Expression:
-    """The full public key of the writer of a line, where the line tells it.
+    """The full public key of the writer of a line, if the line tells it.
 
-    A client's is that of its dials, and one of the two ends of its transports: the one its name is the beginning of,
-    or, if it has a given name and the transport is of dmsg, the initiator of the even ids (those a client chooses itself).
+    A client's key is in its dials, and at one of the two ends of its transports: the end whose key begins with its name, or,
+    if it has a given name and the transport is of dmsg, the initiator for even ids (those a client chooses itself).
     """
     event, initiator, responder, node = F.col("event"), F.col("initiator"), F.col("responder"), F.col("node")
     client = (
@@ -109,17 +107,17 @@ def _zero(*names: str) -> list[Expression]:
 
 
 def _of_run(*names: str) -> list[Expression]:
-    """What counts for a whole run, in the foremost of its rows; 0 in the others."""
+    """Columns about a whole run: their values in its first row, 0 in its other rows."""
     return [
         F.when(F.col("foremost"), F.coalesce(name, F.lit(0))).otherwise(0).cast("long").alias(name) for name in names
     ]
 
 
 def _facts(events: DataFrame) -> DataFrame:
-    """All that needs no order: added up where the lines are read, so that hardly anything is moved.
+    """Everything that needs no sorting: added up where the lines are read, so that little is shuffled.
 
-    Lateness is rounded, so that there are few different ones, and the percentiles are taken of these with how often each
-    came. Every sum has a fixed width, without which Spark would put all lines in order first.
+    Lateness is rounded to few different values; the percentiles are those of these values, weighted by their counts.
+    Every sum has a fixed width; otherwise Spark would sort all lines first.
     """
     late = F.greatest(F.col("landed_at") - F.col("ts"), F.lit(0.0))
     step = F.when(late < _FINELY_S, 1.0).otherwise(60.0)
@@ -165,13 +163,13 @@ def _facts(events: DataFrame) -> DataFrame:
 
 
 def _keys(events: DataFrame) -> DataFrame:
-    """The keys the runs tell of themselves, and a protocol, which is that of a server."""
+    """Each run's own keys, and its protocol if it is a server."""
     told = only(events, *_TELLING).select(*RUN, _own_key().alias("key"), protocol_of()).distinct()
     return told.groupBy(*RUN).agg(F.max("key").alias("key"), F.max("protocol").alias("protocol"))
 
 
 def _gaps(keys: DataFrame) -> DataFrame:
-    """How many times the numbers of a run jump; the lines before the first one seen are a gap too.
+    """Number of jumps in the numbers of a run; missing lines before the first one seen are a gap, too.
 
     The numbers are bits, 64 to a word. A gap ends at a bit that is set while the one below it is not; below the lowest
     bit of a word is the highest of the word before, and below number 0 nothing can be missing.

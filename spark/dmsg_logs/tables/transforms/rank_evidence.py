@@ -1,11 +1,11 @@
-"""What the lines say of each relay, and who says it: the wide half of the ranks; :mod:`dmsg_logs.ranks.scoring` does the rest.
+"""Evidence on each relay by witness: the Spark half of the ranks; :mod:`dmsg_logs.ranks.scoring` does the rest.
 
-Whose fault a failure is decides what it counts for. Against a relay counts only what happened between a client and the
-relay itself: it could not be connected to, did not finish the handshake, had no room, lost the session. That a peer
-refused, was unknown or did not answer says nothing against the relay, and it shows that the relay was there. The reasons
-are of the list :data:`dmsg_logs.schemas.REASONS`; one that is not named here counts neither for nor against a relay.
+A failure counts against a relay only if it happened between a client and the relay itself: the relay could not be
+connected to, did not finish the handshake, had no room, lost the session. A peer that refused, was unknown or did not
+answer says nothing against the relay, and shows that the relay was there. The reasons are of the list
+:data:`dmsg_logs.schemas.REASONS`; a reason not named here counts neither for nor against a relay.
 
-What a client writes decides about its own rows only; what a relay writes of itself can only be against it.
+A client's lines affect only its own rows; a relay's lines about itself can only count against it.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from dmsg_logs.ranks.scoring import ITSELF, NEUTRAL, STRANGERS
 from dmsg_logs.tables.transforms.common import KEY_PATTERN, SHORT_PATTERN, count_where, only, protocol_of, total
 from dmsg_logs.tables.transforms.dial_failures import ATTEMPTS
 
-#: Evidence is added up in buckets of this length before it is weighted by its age.
+#: Seconds of a bucket, in which evidence is added up before it is weighted by its age.
 BUCKET_S: Final = 300
-#: After this long evidence counts half: a relay that was mended in the morning is nearly as good as new at night.
+#: Seconds after which evidence counts half: a relay that was repaired in the morning is nearly as good as new at night.
 HALF_LIFE_S: Final = 6 * 3600
 #: Lines from clocks that are ahead of ours by more are left out.
 AHEAD_S: Final = 300
-#: A relay whose own log is not there counts as one when so many clients name it: one could name any number of them.
+#: A relay without a log of its own needs this many clients that name it: a single client could invent any number of relays.
 WITNESSES: Final = 2
-#: Twice as slow as the client's relays are on average is a 0, twice as fast a 1.
+#: Twice as slow as the average of the client's relays gives 0, twice as fast gives 1.
 LATENCY_SPAN_LOG2: Final = 2.0
-#: Times are taken to be within this, in ms.
+#: Times are clamped to these bounds, in ms.
 LATENCY_FLOOR_MS: Final = 1.0
 LATENCY_LIMIT_MS: Final = 10_000.0
-#: Answers whose times differ by less than about 40 % share a place.
+#: Answers whose times differ by less than about 40 % share a rank.
 STEPS_PER_OCTAVE: Final = 2
 
 _DIGITS: Final = 16
 
-#: Steps of ``dial_finished`` that fail because the relay is not there or not sound. What ``session_down`` gives as reason
-#: of a session that never came up is one of these, too.
+#: Reasons in steps of ``dial_finished`` if the relay is absent or broken; ``session_down`` uses the same reasons for a
+#: session that never came up.
 CONNECT_FAULTS: Final = ("connection refused", "timeout", "unreachable", "host not found")
 HANDSHAKE_FAULTS: Final = (
     "timeout",
@@ -62,11 +62,11 @@ HANDSHAKE_FAULTS: Final = (
     "not an echo",
     "sig1 does not verify",
 )
-#: The connection went while a peer's answer was waited for.
+#: The connection was lost while the client waited for a peer's answer.
 LOST: Final = "server connection lost"
-#: No answer came within the time of the dial, or one that a relay and a peer can both give.
+#: No answer came within the time of the dial, or an answer that may be the relay's or the peer's.
 UNANSWERED: Final = ("timeout", "handshake_timeout", "busy")
-#: The relay says that it has no room, or is about to go.
+#: The relay says that it has no room or is stopping.
 NO_ROOM: Final = ("too many connections", "server_draining", "server under load")
 #: The same in the relay's own ``refused`` lines; limits for one client or one address are not among them.
 NO_ROOM_OWN: Final = ("too many connections", "half_open", "handshakes", "busy")
@@ -80,7 +80,7 @@ def in_window(events: DataFrame, *, now: float, window_s: float) -> DataFrame:
 
 
 def relay_keys(events: DataFrame) -> DataFrame:
-    """``relay``: the full keys of the servers that have told theirs, and whose node name fits it."""
+    """``relay``: the full keys of servers that have told their key, if it matches their node name."""
     return (
         only(events, "server_started")
         .where((F.col("role") == "server") & F.col("public_key").rlike(KEY_PATTERN))
@@ -91,15 +91,15 @@ def relay_keys(events: DataFrame) -> DataFrame:
 
 
 def relay_evidence(events: DataFrame, *, now: float, window_s: float) -> DataFrame:
-    """One row for each relay, client and five minutes: what was seen, as counts.
+    """One row for each relay, client and five minutes, with counts of evidence.
 
     ``relay`` is a full key from clients' lines, the 16 digits of ``node`` from relays' own. ``client`` is the first 16
     digits of a client's key; empty for strangers (addresses, and nodes not named after a key), ``self`` for the relay.
     ``bucket`` is Unix seconds. ``ok``, ``failed``, ``refused``, ``dropped`` are as in :class:`dmsg_logs.ranks.scoring.Voice`,
     ``dials`` counts attempts of dials and ``pieces`` everything.
 
-    Attempts of a client to get a session up count once in a bucket, dials each time. When every relay a client had to do
-    with in a bucket failed it, two or more, it was the client's own network, and its failures are left out.
+    A client's attempts to get a session up count once in a bucket, its dials each time. If a client used two or more relays
+    in a bucket and all of them failed, its own network failed, and these failures are left out.
     """
     lines = only(
         in_window(events, now=now, window_s=window_s),
@@ -126,7 +126,7 @@ def relay_evidence(events: DataFrame, *, now: float, window_s: float) -> DataFra
         )
     )
     for name in ("failed", "refused"):
-        # how often a client tries again is its own affair: in five minutes it is one piece of evidence
+        # retries within five minutes are one piece of evidence, however many a client makes
         sums = sums.withColumn(name, F.col(name) + F.least(F.col(f"{name}_again"), F.lit(1.0)))
     together = Window.partitionBy("client", "bucket")
     named = (F.length("relay") > _DIGITS) & ~F.col("client").isin(STRANGERS, ITSELF)
@@ -162,11 +162,11 @@ def relay_latency(events: DataFrame, *, now: float, window_s: float, half_life_s
     """How each relay compares with a client's other relays: one row for each relay and client, ``session`` and so on as
     in :class:`dmsg_logs.ranks.scoring.Voice`.
 
-    A client compares with itself only, so a client far away makes no relay slow, and only relays of one protocol, because
-    each protocol has its own number of round trips. Sessions are compared by how long they take. Answers depend on who
-    answers, too; so they are only put in order, all of a client's, and each target has one vote there, shared by the
-    relays it was reached through, of any protocol: however slow one is, it moves the others by one place. No answer, or a
-    "busy" that may be the peer's or the relay's, counts as the slowest one.
+    Only times of the same client are compared, so that a distant client makes no relay slow, and only relays of the same
+    protocol, because each protocol has its own number of round trips. Sessions are compared by the time to get them up.
+    Answers also depend on the target, so they are only ranked, all of a client's together. Each target has one vote, shared
+    by the relays it was reached through, of any protocol: however slow a target is, it moves the others by one rank. No
+    answer, or a "busy" that may be the peer's or the relay's, counts as the slowest answer.
     """
     lines = only(in_window(events, now=now, window_s=window_s), "session_up", "transport_opened", "dial_finished")
     ms = F.least(F.greatest(F.col("ms"), F.lit(LATENCY_FLOOR_MS)), F.lit(LATENCY_LIMIT_MS))
@@ -249,12 +249,12 @@ def _unit(value: Column) -> Column:
 
 
 def _steps() -> Column:
-    """The failed steps of a dial; most have none, and parsing is dear."""
+    """The failed steps of a dial; most dials have none, and parsing is expensive."""
     return F.coalesce(F.when(F.col("attempts") != "[]", F.from_json("attempts", ATTEMPTS)), F.array())
 
 
 def _facts() -> Column:
-    """What one line says of relays, as an array of structs."""
+    """The evidence on relays in one line, as an array of structs."""
     event, role = F.col("event"), F.col("role")
     server = F.col("server")
     through = F.when(F.col("ok"), F.array(_fact(server, F.lit("ok"), dial=True)))
@@ -304,7 +304,7 @@ def _times() -> Column:
 
 
 def _blame(stage: Column, reason: Column) -> Column:
-    """What a failed step says of the relay: failed, refused, ok (it was the other side), or nothing."""
+    """The relay's part in a failed step: failed, refused, ok (the other side failed), or nothing."""
     return (
         F.when((stage == "connect") & reason.isin(*CONNECT_FAULTS), "failed")
         .when(
@@ -316,7 +316,7 @@ def _blame(stage: Column, reason: Column) -> Column:
 
 
 def _end() -> Column:
-    """The same of a session that is down, or could not be got up."""
+    """The same for a session that went down or never came up."""
     reason = F.col("reason")
     faults = reason.isin(*CONNECT_FAULTS, *HANDSHAKE_FAULTS)
     never = F.when(faults, "failed_again").when(reason.isin(*NO_ROOM), "refused_again")

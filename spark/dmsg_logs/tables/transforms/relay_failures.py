@@ -11,7 +11,7 @@ from dmsg_logs.tables.tabledef import Column, Inputs, Table
 from dmsg_logs.tables.transforms.common import RUN, at, only, stands_for, total
 from dmsg_logs.tables.transforms.relay_hourly import relays_of
 
-#: Ends of a connection that are no failure.
+#: Reasons for the end of a connection that are no failure.
 NORMAL_ENDS: Final = ("closed by peer", "server_draining")
 
 

@@ -61,7 +61,7 @@ def relay_hourly(events: DataFrame, connections: DataFrame, transports: DataFram
     return (
         hourly.join(_steps(connections, relays, runs), list(_GROUP), "full_outer")
         .withColumn("connections_open_max", open_before + F.greatest("peak", F.lit(0)))
-        .where("bytes is not null")  # an hour in which only a lost line would have stood
+        .where("bytes is not null")  # an hour whose only line was lost
         .select(
             *_GROUP,
             "connections_opened",
@@ -108,12 +108,12 @@ def _facts(frame: DataFrame, time: str, relays: DataFrame, *values: Expression |
 
 
 def _steps(connections: DataFrame, relays: DataFrame, runs: DataFrame) -> DataFrame:
-    """By how much the number of open connections changed in an hour (``net``) and rose above its beginning (``peak``).
+    """Change of the number of open connections in an hour (``net``), and its highest rise above the start (``peak``).
 
-    Each hour is added up on its own, so that the hours can be worked on side by side; what was open at the beginning of
-    one is the few sums of the hours before it. A connection whose run was cut off ends with the last line of that run,
-    one whose opening line is lost began when its closing line says, and one that ended before it began, since the clock
-    was set back meanwhile, was open for as long as the program measured.
+    Each hour is added up on its own, so that hours can be processed in parallel; the number at the start of an hour is the
+    sum of the hours before. A connection whose run was cut off ends with the last line of that run. A connection whose
+    opening line is lost began when its closing line says. If the clock was set back meanwhile, so that a connection seems
+    to end before it began, it was open for as long as the program measured.
     """
     ends = F.broadcast(runs.where(_SERVER).where("run_over").select(*RUN, F.col("last_at").alias("run_end")))
     own = connections.where(_SERVER).drop("protocol").join(relays, list(RUN)).join(ends, list(RUN), "left")

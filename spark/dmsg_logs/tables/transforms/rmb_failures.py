@@ -13,7 +13,7 @@ from dmsg_logs.tables.transforms.federation_hourly import ATTEMPTED
 from dmsg_logs.tables.transforms.relay_hourly import relays_of
 from dmsg_logs.tables.transforms.twin_sessions import CLOSED
 
-#: Ends of a session that are no failure.
+#: Reasons for the end of a session that are no failure.
 NORMAL_ENDS: Final = ("closed by peer", "closed", "replaced", "server_draining")
 
 

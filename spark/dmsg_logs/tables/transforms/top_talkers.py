@@ -11,15 +11,15 @@ from pyspark.sql import functions as F
 from dmsg_logs.tables.tabledef import Column, Inputs, Table
 from dmsg_logs.tables.transforms.common import date_of, total
 
-#: Keys that are kept for a day.
+#: Number of keys kept for each day.
 TALKERS: Final = 100
 
 
 def top_talkers(transports: DataFrame) -> DataFrame:
     """The table ``top_talkers`` from the table ``transports``.
 
-    The servers' lines are taken, because they count what both ends said. First each key's peers are added up, then the
-    key, so that nothing needs to be told apart within a group.
+    Uses the servers' lines, because they count the data of both ends. Sums are first made for each key and peer, then for
+    each key, so that no group needs a count of distinct values.
     """
     ended = transports.where("role = 'server' and state = 'closed'")
 

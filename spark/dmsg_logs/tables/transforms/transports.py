@@ -29,8 +29,8 @@ _CLOSING: Final = (
 def transports(events: DataFrame, runs: DataFrame) -> DataFrame:
     """The table ``transports`` from the lines and ``log_quality`` (for runs that are over).
 
-    A resumed transport ends under another id and server than it was opened with; its client's closing line (from
-    version 2 of that event on) tells both, and it is the first ones that count here.
+    A resumed transport ends under another id and server than it was opened with. Its client's closing line (from version 2
+    of that event on) tells both; the first id and server count here.
     """
     moved = F.col("opened_server") != ""
     lines = only(events, OPENED, CLOSED).select(
