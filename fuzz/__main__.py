@@ -15,7 +15,7 @@ from fuzz.run import Campaign
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the targets named (all of them if none is); 1 when one of them failed or has not had its time."""
+    """Run the named targets (by default all); 1 if one of them failed or did not get its time."""
     parser = argparse.ArgumentParser(
         prog="fuzz", description="Search for inputs that break a promise, guided by coverage."
     )

@@ -1,4 +1,4 @@
-"""Inputs read as a list of operations: each byte of the input decides something."""
+"""Reads inputs as a list of operations: each byte of the input makes a decision."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class Choices:
-    """Takes decisions from the bytes of an input, from the left. An input that is used up gives zeros."""
+    """Makes decisions from the bytes of an input, from left to right. A used-up input gives zeros."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -33,18 +33,18 @@ class Choices:
         return bool(self.byte() & 1)
 
     def below(self, limit: int) -> int:
-        """0 to ``limit`` less 1, of as many bytes as that needs."""
+        """0 to ``limit - 1``, from as many bytes as needed."""
         value = 0
         for _ in range(((limit - 1).bit_length() + 7) // 8):
             value = value << 8 | self.byte()
         return value % limit
 
     def pick(self, among: Sequence[T]) -> T:
-        """One of a few things."""
+        """One of a few values."""
         return among[self.below(len(among))]
 
     def chunk(self, limit: int = 255) -> bytes:
-        """Up to ``limit`` bytes of the input, whose number stands before them."""
+        """Up to ``limit`` bytes of the input, preceded by their number."""
         size = min(self.below(limit + 1), self.left)
         self._at += size
         return self._data[self._at - size : self._at]
@@ -59,7 +59,7 @@ class Choices:
         return _cut(data, self.byte())
 
     def rest_in_pieces(self) -> list[bytes]:
-        """Everything that is left, cut as its first byte says, which is not of it."""
+        """Everything that is left after its first byte, cut as that byte says."""
         how = self.byte()
         return _cut(self.rest(), how)
 

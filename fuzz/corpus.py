@@ -1,4 +1,4 @@
-"""The inputs of a target: today's seeds, the kept corpus, and what was once a finding.
+"""The inputs of a target: today's seeds, the kept corpus, and former findings.
 
 ``corpus/TARGET.txt`` has one input a line, in base64: the smallest set that reaches what was ever reached, as far as it
 fits. ``findings/TARGET/NAME`` has an input that once failed, whole, under a name that says how.
@@ -14,14 +14,14 @@ from typing import Final
 from fuzz import targets
 
 FOLDER: Final = Path(__file__).parent
-#: What is kept of one target, in bytes of its inputs: all targets together stay below 2 MB.
+#: Most bytes of inputs to keep for one target: all targets together stay below 2 MB.
 KEPT_BYTES: Final = 20_000
 #: Longest input that is kept.
 INPUT_BYTES: Final = 4_096
 
 
 def inputs(name: str) -> Iterator[tuple[str, bytes]]:
-    """Every input of a target, each with a name that tells where it is from."""
+    """Every input of a target, with a name that tells its origin."""
     for number, data in enumerate(targets.load(name).seeds()):
         yield f"seed {number}", data
     for number, data in enumerate(kept(name)):
@@ -37,7 +37,7 @@ def kept(name: str) -> list[bytes]:
 
 
 def keep(name: str, found: Iterable[bytes]) -> list[bytes]:
-    """Write the kept corpus of a target: the shortest of what was ``found``, as many as fit."""
+    """Write the kept corpus of a target: the shortest inputs ``found``, as many as fit."""
     room, chosen = KEPT_BYTES, []
     for data in sorted(set(found), key=lambda one: (len(one), one)):
         room -= len(data)

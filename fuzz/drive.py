@@ -11,12 +11,12 @@ import atheris
 
 from fuzz import targets
 
-#: CPU seconds one input may take. By the clock on the wall a busy machine would make inputs slow that are not.
+#: CPU seconds one input may take. Not wall clock time, in which inputs are slow on a busy machine.
 INPUT_CPU_S: Final = 5.0
 
 
 def main(arguments: list[str]) -> None:
-    """Instrument what the target is guided by, then search."""
+    """Instrument the modules that guide the target, then search."""
     name, *options = arguments
     with atheris.instrument_imports(include=["dmsg", "dmsg_logs", "fuzz.targets", "twisted.web"]):
         target = targets.load(name)
@@ -30,7 +30,7 @@ def main(arguments: list[str]) -> None:
     # For a merge libFuzzer runs its own first argument in a shell.
     again = f"{shlex.quote(sys.executable)} -m fuzz.drive {name}"
     atheris.Setup([again, *options], one_input)
-    # Read by fuzz.run. On a busy machine imports are most of what a slice uses, and they are not a search.
+    # Read by fuzz.run. On a busy machine imports take most of a slice, and they are no search.
     print(f"fuzz.drive: {time.process_time():.2f} CPU seconds before the search", file=sys.stderr, flush=True)
     atheris.Fuzz()
 

@@ -1,6 +1,6 @@
 """The figures of the campaigns: ``figures.json`` beside this module, which is committed, and the table made of it.
 
-Figures add up over runs, checkouts and machines. They are never started again, also when the code has changed.
+Figures add up over runs, checkouts and machines. They are never reset, even if the code has changed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FILE: Final = Path(__file__).with_suffix(".json")
 
 @dataclass(frozen=True)
 class Figures:
-    """What is known of one target.
+    """The figures of one target.
 
     ``seconds`` are CPU seconds of the fuzzing processes, without the imports they begin with. ``last_new`` is the value
     of ``seconds`` at the end of the slice in which the last new feature was reached. ``executions`` counts inputs that

@@ -32,7 +32,7 @@ class Transport(StringTransport):
         self.disconnecting = True
 
     def resumeProducing(self) -> None:
-        """Read again. Nothing while it is closing, as with a connection of Twisted's."""
+        """Read again. Does nothing while it is closing, like a connection of Twisted."""
         if not self.disconnecting:
             super().resumeProducing()
 
@@ -52,7 +52,7 @@ class _Memory:
 
 @implementer(IAgentEndpointFactory)
 class HostileAgent:
-    """Makes an ``Agent`` whose server is the target: what it connects stands in ``connections``."""
+    """Makes an ``Agent`` whose server is the target; ``connections`` lists its connections."""
 
     def __init__(self, clock: Clock) -> None:
         self.connections: list[tuple[Any, Transport]] = []
@@ -69,7 +69,7 @@ class HostileAgent:
 
 
 class Complaints:
-    """What Twisted logs as an error while this is entered."""
+    """The errors that Twisted logs while this context is entered."""
 
     def __init__(self) -> None:
         self.found: list[str] = []

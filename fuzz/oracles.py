@@ -1,4 +1,4 @@
-"""What targets have in common in finding out whether a promise was kept."""
+"""Helpers of targets that check whether a promise was kept."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KEYS = tuple(SecretKey(bytes((number,)) * 32) for number in range(1, 9))
 
 
 def outcome(call: Callable[[], Any], errors: type[Exception] | tuple[type[Exception], ...]) -> tuple[str, Any]:
-    """What ``call()`` gives, or the type of the allowed error it raised; another one is a finding and leaves."""
+    """The result of ``call()``, or the type of the allowed error it raised; any other error propagates as a finding."""
     try:
         return "value", call()
     except errors as error:
@@ -25,7 +25,7 @@ def outcome(call: Callable[[], Any], errors: type[Exception] | tuple[type[Except
 
 
 def built_bytes(value: Any) -> int:
-    """The memory of ``value`` and everything in it, in bytes; what stands there twice counts once."""
+    """The bytes of memory of ``value`` and everything in it; an object that occurs twice counts once."""
     seen: set[int] = set()
     waiting, total = [value], 0
     while waiting:
@@ -44,7 +44,7 @@ def built_bytes(value: Any) -> int:
 
 
 def check_memory(value: Any, size: int, *, times: int = 64, base: int = 4_096) -> None:
-    """Fail when ``value``, made from ``size`` bytes, is larger than ``base`` and ``times`` as much."""
+    """Fail if ``value``, made from ``size`` bytes, is larger than ``base`` plus ``times`` as much."""
     built = built_bytes(value)
     assert built <= base + times * size, f"{built} bytes were made of {size}"
 
@@ -55,16 +55,16 @@ class PlainRecords:
     near_exhaustion = False
 
     def open(self, data: bytes) -> list[bytes]:
-        """What was received, as one record."""
+        """The received data, as one record."""
         return [data] if data else []
 
     def seal(self, plaintext: bytes, limit: int = 0) -> bytes:
-        """``plaintext`` as it is, in one record; ``limit`` is not heeded."""
+        """``plaintext`` as it is, in one record; ignores ``limit``."""
         return plaintext
 
 
 def as_text(data: bytes) -> str:
-    """``data`` as a text that may be anything a text can be, half surrogate pairs included."""
+    """``data`` as an arbitrary text, which may include half surrogate pairs."""
     try:
         return data.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError:
@@ -72,7 +72,7 @@ def as_text(data: bytes) -> str:
 
 
 def scratch(name: str) -> str:
-    """The path of a file for what can only be read from one; it goes when the process ends."""
+    """The path of a file for data that can only be read from one; it is removed when the process ends."""
     directory = tempfile.mkdtemp(prefix="dmsg-fuzz-")
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     return os.path.join(directory, name)

@@ -1,6 +1,6 @@
 """How much of the code the corpus reaches: ``python -m fuzz.reach [modules]`` says which statements no input executes.
 
-What a module executes while it is imported does not count, because no input is needed for that.
+Statements executed during the import do not count, because they need no input.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ROOT: Final = corpus.FOLDER.parent
 
 @dataclass(frozen=True)
 class Reach:
-    """The lines of a module in whose functions a statement begins, and those of them that no input executed."""
+    """Lines of a module on which statements in functions begin, and those that no input executed."""
 
     path: str
     lines: frozenset[int]
@@ -68,7 +68,7 @@ def _inside_functions(source: str) -> set[int]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print a line for each module, the least reached first; with ``--below``, only those that are reached less."""
+    """Print a line for each module, the least reached first; with ``--below``, only modules below that share."""
     parser = argparse.ArgumentParser(prog="fuzz.reach", description="How much of the code the kept corpus reaches.")
     parser.add_argument("modules", nargs="+", metavar="module", help="as dmsg/mux/core/wire.py")
     parser.add_argument("--targets", nargs="*", help=f"whose corpus is replayed; all of {', '.join(targets.names())}")

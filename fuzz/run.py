@@ -1,8 +1,8 @@
-"""The targets under the fuzzer, in slices, and what came of it: :mod:`fuzz.__main__` has the command line.
+"""Runs targets under the fuzzer in slices, and records the results; :mod:`fuzz.__main__` has the command line.
 
-What is found lies in a working directory from one run to the next: the growing corpus of each target, inputs that
-failed, the log of the last slice. The figures are in a file of their own, :mod:`fuzz.figures`, and are added to after
-each slice, so that a run that was stopped goes on where it was.
+The working directory keeps the growing corpus of each target, inputs that failed, and the log of the last slice from one
+run to the next. The figures are in a file of their own (:mod:`fuzz.figures`) and are updated after each slice, so that a
+stopped run can continue.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from typing import Final
 from fuzz import corpus, targets
 from fuzz.figures import FILE, Figures, describe, load, save
 
-#: What runs one target under the fuzzer; its name and libFuzzer's options follow.
+#: Command that runs one target under the fuzzer; the target's name and libFuzzer's options follow.
 PROGRAM: Final = (sys.executable, "-m", "fuzz.drive")
-#: Seconds of one slice by the clock on the wall: what is lost at most when the machine stops.
+#: Seconds of one slice, by wall clock: the most that is lost when the machine stops.
 SLICE_S: Final = 120
-#: A target with so many failures is left alone until they have been looked at.
+#: Failures after which a target is skipped until somebody has looked at them.
 CRASHES_LIMIT: Final = 8
-#: An input that takes so long by the clock on the wall hangs. :mod:`fuzz.drive` has the limit in CPU seconds.
+#: Wall clock seconds after which an input hangs. :mod:`fuzz.drive` has the limit in CPU seconds.
 HANG_S: Final = 300
-#: So much memory may a target take. Coverage makes everything some five times slower and larger.
+#: Memory limit of a target. Coverage makes everything some five times slower and larger.
 MEMORY_LIMIT_MB: Final = 1_024
-#: A slice is so many seconds longer than the CPU seconds that are left, or the last ones would take many short slices.
+#: Seconds by which a slice exceeds the remaining CPU seconds, which would otherwise end in many short slices.
 _MORE_S: Final = 5
-#: So many seconds may a process live longer than its slice: a busy machine takes its time for the start.
+#: Seconds that a process may live longer than its slice: it starts slowly on a busy machine.
 _GRACE_S: Final = 1_800
-#: So many seconds after it was asked to end is a process killed.
+#: Seconds after which a process that was asked to end is killed.
 _STOP_S: Final = 10
 _START: Final = re.compile(r"^fuzz\.drive: ([\d.]+) CPU seconds before the search", re.MULTILINE)
 _PROGRESS: Final = re.compile(r"cov: (\d+) ft: (\d+) corp: (\d+)/(\d+)([KMG]?)b")
@@ -49,7 +49,7 @@ _MERGED: Final = re.compile(r"MERGE-OUTER: (\d+) new files with (\d+) new featur
 
 @dataclass(frozen=True)
 class _Ended:
-    """What is left of a process: its exit status (negative for a signal), CPU seconds and output."""
+    """The end of a process: its exit status (negative for a signal), CPU seconds and output."""
 
     status: int
     cpu_s: float
@@ -86,7 +86,7 @@ class Campaign:
 
     @property
     def figures(self) -> dict[str, Figures]:
-        """Of each target that exists. A failure counts for as long as its file lies in the working directory."""
+        """Figures of each existing target. A failure counts as long as its file is in the working directory."""
         known = load(self._record)
         return {
             name: replace(known.get(name, Figures()), crashes=self._count_crashes(name)) for name in targets.names()
@@ -108,7 +108,7 @@ class Campaign:
             one.join()
 
     def stop(self) -> None:
-        """End what runs, soon; its figures count. May be called by a signal's handler."""
+        """End all running targets soon; their figures count. May be called by a signal handler."""
         with self._lock:
             self._stopped = True
             for name in self._running:
@@ -129,7 +129,7 @@ class Campaign:
                     del self._running[name]
 
     def _next(self) -> str | None:
-        """Choose a target that does not run and has not had its time; none is left when all have or run elsewhere."""
+        """Choose a target that neither runs nor has had its time; ``None`` if there is none."""
         with self._lock:
             known = self.figures
             waiting = [
@@ -176,7 +176,7 @@ class Campaign:
                     stdout=output,
                     stderr=output,
                     cwd=corpus.FOLDER.parent,
-                    # A signal of the terminal is for us; we pass it on.
+                    # The terminal's signals are for us; we pass them on.
                     start_new_session=True,
                 )
                 self._running[name] = child.pid
@@ -184,7 +184,7 @@ class Campaign:
             timer.daemon = True
             timer.start()
             try:
-                # The process keeps its number until it is not running for us any more: no signal meets another one.
+                # The process id stays reserved until we have marked it as ended, so no signal can hit another process.
                 os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
             finally:
                 timer.cancel()
@@ -216,7 +216,7 @@ class Campaign:
         counted = _EXECUTIONS.findall(ended.output) or _COUNT.findall(ended.output)
         if not counted:
             raise RuntimeError(ended.output[-2_000:])
-        # Without any progress the first input has failed.
+        # No progress means that the first input has failed.
         edges, features, inputs = (int(number) for number in (_PROGRESS.findall(ended.output) or ["000"])[-1][:3])
         began = _BEGAN.search(ended.output)
         with self._lock:
@@ -243,9 +243,9 @@ class Campaign:
         print(f"{name}: {describe(new)}", flush=True)
 
     def minimise(self, name: str) -> int:
-        """Make the kept corpus of a target anew from what is in the working directory; gives its length in bytes.
+        """Rebuild the kept corpus of a target from the working directory; gives its length in bytes.
 
-        What the whole corpus reaches is noted in the figures. Nothing is searched, so no seconds are added.
+        The figures note what the whole corpus reaches. There is no search, so no seconds are added.
         """
         found, smallest = self._folder / "corpus" / name, self._folder / "minimised" / name
         smallest.mkdir(parents=True, exist_ok=True)

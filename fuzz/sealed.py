@@ -1,4 +1,4 @@
-"""Both ends of a sealed stream whose keys are known, and what is on the way between them."""
+"""Both ends of a sealed stream with known keys, and the frames in flight between them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fuzz.oracles import KEYS
 
 WINDOW_BYTES = 2_000
 ACK_LIMIT_BYTES = 500
-#: What is written, so that it shows where a byte came from.
+#: The text that is written: every byte shows where it came from.
 TEXT = hashlib.shake_128(b"text").digest(1 << 16)
 
 
@@ -29,7 +29,7 @@ def make_end(side: int, path: int, *, state: StreamState = StreamState.OPEN) -> 
 
 
 class Party:
-    """One application: what it wrote, what it was given, what it has read of that; and its frames on the way."""
+    """One application: the data it wrote, was given and has read; and its frames in flight."""
 
     def __init__(self, side: int) -> None:
         self.side = side
@@ -47,14 +47,14 @@ class Party:
             self.stream.pending.append(data)
 
     def consume(self, size: int) -> None:
-        """Read what was received."""
+        """Read received data."""
         size = min(size, len(self.received) - self.read)
         if size:
             self.read += size
             self.stream.consumed(size)
 
     def send(self, limit: int) -> None:
-        """Put the next frame on its way: an ACK that is due, alone if ``limit`` is odd, or a FWD."""
+        """Send the next frame: an ACK that is due, alone if ``limit`` is odd, or a FWD."""
         stream = self.stream
         if stream.ack_due and (limit % 2 or not stream.sendable):
             self.sent.append(stream.take_ack())
@@ -76,7 +76,7 @@ class Party:
             self.stream.proves_close(frame[HEADER_BYTES:])
 
     def check(self, other: Party) -> None:
-        """What must hold between any two operations."""
+        """Check the invariants between any two operations."""
         stream = self.stream
         assert TEXT.startswith(self.received) and len(self.received) <= other.written
         assert stream.acked_bytes <= stream.sent_bytes <= self.written

@@ -1,4 +1,4 @@
-"""Inputs that are documents: as they are, and with the signature of a key that is trusted."""
+"""Inputs that are documents: as they are, and signed by a trusted key."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NOW_S = 1_700_000_000
 
 
 def signed(kind: DocumentKind, data: bytes) -> bytes | None:
-    """The JSON object in ``data`` as a document of ``kind`` that the trusted key signed; ``None`` if there is none."""
+    """The JSON object in ``data`` as a document of ``kind``, signed by the trusted key; ``None`` if there is none."""
     try:
         document: Any = json.loads(data)
         if not isinstance(document, dict):

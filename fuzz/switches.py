@@ -1,4 +1,4 @@
-"""The switch of a relay between hostile clients, in any protocol: what must hold whatever they do."""
+"""The switch of a relay between hostile clients, in any protocol, and its invariants."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fuzz.oracles import KEYS
 
 CLIENTS = [key.public_key for key in KEYS[:5]]
 _GROUPS = ("", "192.0.2.1", "192.0.2.2")
-#: Limits so small that a short input reaches every one of them.
+#: Limits small enough for a short input to reach every one of them.
 SMALL_LIMITS: dict[str, Any] = {
     "connections": 4,
     "transports_per_connection": 8,
@@ -36,12 +36,12 @@ SMALL_LIMITS: dict[str, Any] = {
     "queued_total_bytes": 10_000,
     "control_backlog_bytes": 1_000,
 }
-#: The news that a transport has ended stands behind its data, with all limits.
+#: Room for the end of a transport, which is queued behind its data beyond all limits.
 _CLOSE_SLACK_BYTES = 64 * (5 + 18)
 
 
 class World(ABC):
-    """A switch and its clients. A protocol says what frames they send, and looks at those they get."""
+    """A switch and its clients. A protocol makes the frames they send and checks those they get."""
 
     def __init__(self, choices: Choices, switch: Switch[Any, Any]) -> None:
         self.choices = choices
@@ -53,7 +53,7 @@ class World(ABC):
         self._started: set[Leg[Any]] = set()
         self._ended: set[Leg[Any]] = set()
         self._seen: set[Leg[Any]] = set()
-        #: Since when a queue that may not wait for ever has got no shorter, and how long it was.
+        #: For each queue with a time limit: since when it has not got shorter, and its length.
         self._stuck: dict[Leg[Any], tuple[float, int]] = {}
         self._looked_at = [self.now]  # the times of all timeouts
 
@@ -63,14 +63,14 @@ class World(ABC):
 
     @abstractmethod
     def frame(self, member: Any) -> bytes:
-        """A frame of a client that knows its transports, and lies."""
+        """A frame of a client that knows its transports and lies."""
 
     @abstractmethod
     def sent(self, member: Any, data: bytes) -> None:
-        """Look at what is sent to a client."""
+        """Check data that is sent to a client."""
 
     def connect(self) -> None:
-        """A client comes, if the switch takes it."""
+        """A client connects, if the switch accepts it."""
         key = self.choices.pick(CLIENTS)
         flags = self.choices.byte()
         if self.switch.refusal(key) is None:
@@ -79,7 +79,7 @@ class World(ABC):
             self.members.append(member)
 
     def noted(self, events: Any) -> None:
-        """Take note of what the switch tells: each transport starts and ends once, and a client is dropped for a reason."""
+        """Record the switch's events: each transport starts and ends once, and a client is dropped for a reason."""
         for event in events:
             match event:
                 case MemberDropped():
@@ -96,14 +96,14 @@ class World(ABC):
                     assert event.member.wants_write or event.member.gone
 
     def disconnect(self, member: Member[Any]) -> None:
-        """A client goes."""
+        """A client disconnects."""
         asking = {leg if leg.initiator else leg.other for leg in member.legs.values()}
         self.noted(self.switch.remove_member(member, self.now))
         assert asking <= self._ended
         self.members.remove(member)
 
     def feed(self, member: Member[Any], data: bytes) -> None:
-        """What the shell does with a read."""
+        """Handle a read as the shell does."""
         if member.overloaded:
             return  # the shell does not read
         try:
@@ -114,7 +114,7 @@ class World(ABC):
                 self.disconnect(member)
 
     def flush_dirty(self) -> None:
-        """What the service does after a read."""
+        """Act as the service does after a read."""
         dirty, self.switch.dirty = list(self.switch.dirty), []
         self.switch.dirty = []
         for member in dirty:
@@ -123,7 +123,7 @@ class World(ABC):
                 self.sent(member, member.data_to_send())
 
     def pass_time(self, seconds: float) -> None:
-        """Nothing is due before the time that the switch tells; no request and no queue waits longer than its limit."""
+        """Nothing is due before the switch's next timeout; no request and no queue waits longer than its limit."""
         self.now = now = self.now + seconds
         due = self.switch.next_timeout()
         events = self.switch.handle_timeout(now)
@@ -137,7 +137,7 @@ class World(ABC):
         assert next_due is None or next_due > now
 
     def finish(self) -> None:
-        """All clients go, and nothing is left of them."""
+        """All clients disconnect, and nothing of them is left."""
         for member in list(self.members):
             self.disconnect(member)
         assert not self.switch.queued_bytes and not self.switch.open_transports
@@ -150,7 +150,7 @@ class World(ABC):
         return [leg for member in self.members for leg in member.legs.values()]
 
     def _note_stuck(self) -> None:
-        """A queue that is too long, or whose transport is over, has a limit of time from then on, or since it was shorter."""
+        """Note queues with a time limit, those that are too long or whose transport is over, and when they last got shorter."""
         soft_bytes = self.limits.queue_soft_bytes
         limited = {
             queue: queue.queued_bytes
@@ -165,14 +165,14 @@ class World(ABC):
         }
 
     def _check_stuck(self) -> None:
-        """The limit counts from a look that found some progress, so it takes two looks at most."""
+        """The limit counts from the last check that found progress, so it takes at most two checks."""
         limit_s = self.limits.slow_consumer_timeout_s
         for queue, (since, _) in self._stuck.items():
             first = next((at for at in self._looked_at if at >= since + limit_s), None)
             assert first is None or self.now < first + limit_s or queue not in queue.member.waiting
 
     def check(self) -> None:
-        """Tables, places, queues and transports are counted as they are, and no limit is passed."""
+        """Tables, places, queues and transports are counted correctly, and no limit is exceeded."""
         switch = self.switch
         assert set(switch.members.values()) == set(self.members)
         assert len(self.members) <= self.limits.connections
@@ -217,7 +217,7 @@ class World(ABC):
 
 
 def _window(queue: Leg[Any]) -> int:
-    """What a sender that was told of large windows may have waiting besides: eight times what the transport has carried."""
+    """Bytes that a sender with large windows may have queued in addition: eight times what the transport has carried."""
     window: int = queue.target.window_bytes
     if queue.state is LegState.CLOSED:  # what it carried is not kept
         return window
@@ -225,9 +225,9 @@ def _window(queue: Leg[Any]) -> int:
 
 
 def run(world: World) -> None:
-    """Operations: connect, disconnect, frames and garbage of a client, a network that stops and goes on, time.
+    """Operations: connect, disconnect, frames and garbage of a client, a network that stops and resumes, time.
 
-    Only ``RemoteProtocolError`` leaves, and it ends its own connection only.
+    Only ``RemoteProtocolError`` is raised, and it ends only its own connection.
     """
     choices = world.choices
     world.connect()

@@ -1,4 +1,4 @@
-"""Dictionaries: what a search would take long to spell."""
+"""Dictionaries: words that a search would take long to find."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ DICTIONARY = (b"[::ffff:", b"]:80", b"%eth0", b"@", b"0.0.0.0", b"redis://", b"0
 
 
 def one_input(data: bytes) -> None:
-    """The input is the text. What is read is printed so that it is read the same, on one line of printable ASCII."""
+    """The input is the text. A value that is read prints as one line of printable ASCII, which reads as the same value."""
     text = as_text(data)
     for read in (HostPort.parse, PinnedServer.parse):
         kind, value = outcome(lambda read=read: read(text), InvalidAddress)
@@ -54,7 +54,7 @@ def one_input(data: bytes) -> None:
 
 
 def seeds() -> Iterator[bytes]:
-    """Each form, and its borders."""
+    """Each form and its limits."""
     key = KEYS[0].public_key
     for text in (
         "192.0.2.1:80",

@@ -1,4 +1,4 @@
-"""A client's connection that is fed frames by a hostile server while its application does what it likes."""
+"""A client's connection with a hostile server and an application that does anything."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fuzz.choices import Choices, repeatable
 from fuzz.oracles import KEYS, PlainRecords
 
 _US, *_PEERS = [key.public_key for key in KEYS]
-#: Small, so that a short input reaches every one of them.
+#: Small limits, so that a short input reaches every one of them.
 _CONFIG = ConnectionConfig(
     send_window_bytes=600,
     receive_limit_bytes=70_000,
@@ -42,7 +42,7 @@ _CONFIG = ConnectionConfig(
 
 
 class _World:
-    """The connection and what an application knows of it."""
+    """The connection and its application's view of it."""
 
     def __init__(self, choices: Choices, *, extended: bool) -> None:
         self.choices = choices
@@ -61,7 +61,7 @@ class _World:
         self.sent = b""
 
     def feed(self, data: bytes) -> bool:
-        """What a shell does with a read; ``False`` when the connection is to be dropped."""
+        """Handle a read as a shell does; ``False`` if the connection is to be dropped."""
         self.received_bytes += len(data)
         events: Any
         try:
@@ -129,7 +129,7 @@ class _World:
             core.end(stream)
 
     def flush(self) -> None:
-        """What the network takes; all of it is whole frames of the lengths that peers accept."""
+        """The network takes data: only whole frames of lengths that peers accept."""
         core = self.core
         data = core.data_to_send()
         core.take_writable()
@@ -141,7 +141,7 @@ class _World:
         assert not core._out._control and not core._out.control_bytes and not core.overloaded
 
     def check(self) -> None:
-        """What must hold between any two operations."""
+        """Check the invariants between any two operations."""
         core = self.core
         assert core._out.control_bytes == sum(map(len, core._out._control))
         assert core._openings.offered == sum(one.state is StreamState.OFFERED for one in core.streams.values())
@@ -159,9 +159,9 @@ class _World:
 
 
 def one_input(data: bytes) -> None:
-    """The first byte says what the server is; then operations of the server, the application, the network and the clock.
+    """The first byte chooses the kind of server; then operations of the server, application, network and clock.
 
-    Only ``RemoteProtocolError`` leaves; what the connection counts is what there is, and no limit is passed.
+    Only ``RemoteProtocolError`` is raised; the connection's counters are correct, and no limit is exceeded.
     """
     choices = Choices(data)
     kind = choices.byte()

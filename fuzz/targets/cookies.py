@@ -26,7 +26,7 @@ _MESSAGE_BYTES = XK_MESSAGE_BYTES[0]
 
 
 class _Model:
-    """What a relay should say to each first message."""
+    """The expected answer of a relay to each first message."""
 
     def __init__(self, cookies: bool) -> None:
         self.cookies = cookies
@@ -56,7 +56,7 @@ class _Model:
         return (first, maker) == (message, address) and age in (0, 1) and self._secrets.get(slot) == secret
 
     def refusal(self, origin: Origin, now: float, kept: float) -> str:
-        """The limit that is reached, or "" when a token of each was taken."""
+        """The limit that is reached, or "" if one token of each bucket was taken."""
         buckets = self._addresses.bucket(origin.address, now), self._networks.bucket(origin.network, now), self._all
         names = "handshakes_per_address", "handshakes_per_network", "handshakes"
         for name, bucket in zip(names, buckets, strict=True):
@@ -70,9 +70,9 @@ class _Model:
 def one_input(data: bytes) -> None:
     """Operations: a first message of one of four origins, with or without a cookie received, altered or not; time.
 
-    A cookie opens for the message and address group it was made for, in its time slot and the next, and for nothing else.
-    Who brings one has all of each bucket, and others the upper half; those get a cookie then, and what passes is the
-    message without a cookie of ours.
+    A cookie opens only for the message and address group it was made for, in its time slot and the next. Handshakes with a
+    cookie may use all of each bucket, others only the upper half, below which they get a cookie. The message is passed on
+    without our cookie.
     """
     choices = Choices(data)
     now = 0.0

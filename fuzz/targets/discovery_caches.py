@@ -1,4 +1,4 @@
-"""What a discovery remembers of its store for a moment: entries and relays that other requests change meanwhile."""
+"""A discovery's short-lived caches of its store: entries and relays that other requests change meanwhile."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LONG = ClientPart((KEYS[7].public_key,) * 40)
 
 
 def one_input(data: bytes) -> None:
-    """An even first byte: entries by key, else relays. The next one says how many are held; then requests, and time."""
+    """First byte even: entries by key, odd: relays. The second byte is the size of the cache; then requests and time."""
     choices = Choices(data)
     relays, how = choices.flag(), choices.byte()
     lifetime_ns = 0 if how % 8 == 7 else _LIFETIME_NS
@@ -38,7 +38,7 @@ def one_input(data: bytes) -> None:
 
 @dataclass
 class _Question:
-    """A store was asked for a key's entry: the answer is on its way."""
+    """A pending question to the store for a key's entry."""
 
     key: str
     body: bytes
@@ -47,7 +47,7 @@ class _Question:
 
 
 def _entries(choices: Choices, lifetime_ns: int) -> None:
-    """What is given was in the store a moment ago, and no write through this process was done since."""
+    """An entry that is given was in the store a moment ago, and no write through this process has finished since."""
     cache = EntryCache(lifetime_ns)
     now_ns = 10**18
     numbers = [0] * 6  # of the text that the store has
@@ -95,7 +95,7 @@ def _entries(choices: Choices, lifetime_ns: int) -> None:
 
 @dataclass
 class _Reading:
-    """A store was asked for some relays: what it had of them is on its way."""
+    """A pending question to the store for some relays."""
 
     asked: list[bytes]
     found: list[Entry]
@@ -104,7 +104,7 @@ class _Reading:
 
 
 class _Relays:
-    """A cache, the store behind it, and who wrote what there."""
+    """A cache, the store behind it, and the history of writes."""
 
     def __init__(self, choices: Choices, lifetime_ns: int, held: int) -> None:
         self.choices = choices
@@ -113,14 +113,14 @@ class _Relays:
         self.held = held
         self.now_ns = 10**18
         self.store: dict[bytes, Entry] = {}
-        #: What each key's entry was until when, the last one first written last.
+        #: Each key's former entries and until when they held.
         self.past: dict[bytes, list[tuple[Entry, int]]] = {key.raw: [] for key in _RELAYS}
         #: The last timestamp that was put through this process.
         self.own: dict[bytes, int] = {}
         self.readings: list[_Reading] = []
 
     def run(self) -> None:
-        """Entries that are put here or elsewhere, questions and answers, lists; and time."""
+        """Writes here or elsewhere, questions and answers, lists; and time."""
         for _ in range(150):
             if not self.choices.left:
                 break
@@ -164,7 +164,7 @@ class _Relays:
         elif not unknown and last is not None and key in known:
             assert (cache.version > version) is (_address(known[key]) != after)
         elif after is not None:
-            # Of one that is too long to be held, where it is is remembered.
+            # For an entry too long to be cached, its address is cached.
             is_known = held is not None and 0 <= self.now_ns - held.read_ns < self.lifetime_ns
             before = held.address[0] if is_known and held.address is not None else None
             assert (cache.version > version) is (before != after)
@@ -175,7 +175,7 @@ class _Relays:
             assert again == [] or key not in found
 
     def ask(self, which: int) -> None:
-        """The store is asked for what the cache has not."""
+        """Ask the store for relays that the cache lacks."""
         keys = [key.raw for number, key in enumerate(_RELAYS) if which >> number % 5 & 1]
         _, unknown = self.cache.look_up(keys, self.now_ns)
         asked = [] if which == 31 else unknown  # a sample of all
@@ -186,12 +186,12 @@ class _Relays:
         self.readings.append(_Reading(asked, found, self.now_ns, surrounds))
 
     def answer(self, reading: _Reading) -> None:
-        """What it said, and what was put meanwhile."""
+        """The store's answer arrives, together with writes made meanwhile."""
         reading.surrounds.__exit__(None, None, None)  # type: ignore[attr-defined]
         self.cache.fill(reading.asked, reading.found, reading.asked_ns)
 
     def list(self) -> None:
-        """All keys are looked up: nothing is given that was replaced here, or elsewhere longer than a lifetime ago."""
+        """Look up all keys: no entry is given that was replaced here, or elsewhere longer than a lifetime ago."""
         keys = [key.raw for key in _RELAYS]
         found, unknown = self.cache.look_up(keys, self.now_ns)
         assert not set(found) & set(unknown) and unknown == [key for key in keys if key in set(unknown)]
@@ -231,7 +231,7 @@ def _entry(number: int, timestamp: int, kind: int) -> Entry:
 
 
 def seeds() -> Iterator[bytes]:
-    """Questions that writes overtake; entries that are too many, too long, too old; relays that come, move and go."""
+    """Questions overtaken by writes; too many, too long and too old entries; relays that come, move and go."""
 
     def op(number: int, what: int, more: int = 0) -> bytes:
         return bytes((number, what | more << 3))

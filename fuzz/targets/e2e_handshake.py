@@ -1,4 +1,4 @@
-"""The end-to-end handshake: what a responder makes of message 1, an initiator of message 2."""
+"""The end-to-end handshake: a responder that gets any message 1, an initiator that gets any message 2."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _PROLOGUE = prologue(_INITIATOR.public_key, _RESPONDER.public_key, _RELAY.public
 
 
 def one_input(data: bytes) -> None:
-    """The first byte says who is fed, whether the rest is a message or the payload of one that is sealed rightly, and
-    whether who is fed has AES.
+    """The first byte chooses the receiver and whether it has AES, and whether the rest is a message or the payload of a
+    correctly sealed message.
 
-    A message that is not the peer's own is refused. Of one that is, everything may be hostile but the seal.
+    A message that is not the peer's own is refused. In the peer's own message everything but the seal may be hostile.
     """
     choices = Choices(data)
     how = choices.byte()
@@ -97,7 +97,7 @@ def _feed_initiator(data: bytes, *, sealed: bool, aes: bool) -> None:
 
 
 def seeds() -> Iterator[bytes]:
-    """True messages of both sides, and payloads with every entry there is, right and wrong."""
+    """Genuine messages of both sides, and payloads with every kind of entry, right and wrong."""
     random = repeatable(b"seeds")
     initiator = SecureInitiator(_INITIATOR, _RESPONDER.public_key, _RELAY.public_key, service="chat", random=random)
     yield b"\x00" + initiator.message[:-1]

@@ -40,9 +40,9 @@ _VARIABLES = (
 
 
 def one_input(data: bytes) -> None:
-    """Variables first, each by its number and with its length; the rest is the string. Only ``ConfigError`` leaves.
+    """Variables first, each by its number and with its length; the rest is the string. Raises only ``ConfigError``.
 
-    No file is read: settings files and key files are those of other targets.
+    Reads no files: other targets cover settings files and key files.
     """
     choices = Choices(data)
     environment: dict[str, str] = {}
@@ -95,7 +95,7 @@ def one_input(data: bytes) -> None:
 
 
 def _check_refusal(error: ConfigError, named: dict[str, str], use: type) -> None:
-    """What is said to be unknown is, and a number that is refused is none or too large."""
+    """An argument called unknown is unknown, and a refused number is malformed or too large."""
     if error.problem.startswith("unknown argument"):
         known = {one.option for one in (*settings_of(ClientSettings), *settings_of(use))}
         assert error.option.removesuffix("=") not in known

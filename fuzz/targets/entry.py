@@ -51,12 +51,12 @@ _FOLDED = {"s": "\u017f", "k": "\u212a"}
 
 
 class _Bad(Exception):
-    """Raised for what is no entry."""
+    """Raised if a value is no entry."""
 
 
 @dataclass
 class _Plain:
-    """An entry as the specification has it. Keys are texts in lower case."""
+    """An entry according to the specification. Keys are texts in lower case."""
 
     version: str
     sequence: int
@@ -106,7 +106,7 @@ class _Plain:
 
     @property
     def formless(self) -> type[DiscoveryError] | None:
-        """What the form lacks."""
+        """The error for the form of the entry, if it has one."""
         if not self.version:
             return NoVersion
         if not self.signature:
@@ -203,7 +203,7 @@ def _read_server(value: Any) -> dict[str, Any]:
 
 
 def _expected(data: bytes) -> type[DiscoveryError] | tuple[_Plain, bool, bytes]:
-    """What is read from ``data``, whether it is signed without ``port``, and what is written of it; or the error."""
+    """The entry in ``data``, whether it is signed without ``port``, and its canonical text; or the error."""
     try:
         plain = _read(json_text.decode(data, ENTRY_LIMIT_BYTES))
     except (_Bad, MalformedJson):
@@ -217,7 +217,7 @@ def _expected(data: bytes) -> type[DiscoveryError] | tuple[_Plain, bool, bytes]:
 
 
 def one_input(data: bytes) -> None:
-    """The input is the entry. It is also signed with the right key, so that what is signed is arbitrary, too."""
+    """The input is the entry. It is also signed with the right key, so that signed entries are arbitrary, too."""
     kind, entry = outcome(lambda: Entry.parse(data), DiscoveryError)
     expected = _expected(data)
     if kind == "error":
@@ -244,7 +244,7 @@ def one_input(data: bytes) -> None:
 
 
 def _check_read(entry: Entry, plain: _Plain) -> None:
-    """Nothing is lost that was in the input."""
+    """Nothing of the input is lost."""
     assert entry.version == plain.version and entry.signature == plain.signature
     assert entry.sequence == plain.sequence and entry.timestamp == plain.timestamp
     assert str(entry.static) == plain.static and entry.client_type == plain.client_type
@@ -262,7 +262,7 @@ def _check_read(entry: Entry, plain: _Plain) -> None:
 
 
 def _check_form(entry: Entry, plain: _Plain) -> None:
-    """What a version promises, and whether the form is right; a port of its own counts when the address has none."""
+    """The promises of a version, and the form of the entry; a separate port counts if the address has none."""
     promise, _, protocol = plain.version.partition("+")
     later = plain.server is not None and plain.server["later"]
     assert entry.promise == promise and entry.protocol == ("dmsg-2023" if later else protocol or "dmsg")
@@ -294,7 +294,7 @@ def _place(text: str) -> HostPort | None:
 
 
 def _check_iterations(entry: Entry) -> None:
-    """The next entry has the next sequence and a later time; no other one may follow."""
+    """The next entry has the next sequence and a later time; no other entry may follow."""
     sequence, timestamp = entry.sequence, entry.timestamp
     following = (sequence + 1) % 2**64
     check_iteration(following, timestamp + 1, sequence, timestamp)
@@ -328,7 +328,7 @@ def _check_signed(entry: Entry, plain: _Plain) -> None:
 
 
 def seeds() -> Iterator[bytes]:
-    """A client's, a relay's, one of both, of both generations; other letter case; the null key; without port."""
+    """Entries of a client, of a relay and of both, of both generations; other letter case; the null key; without port."""
     key, relay = _OWNER.public_key, KEYS[1].public_key
     client = Entry("0.0.1", 3, 1_700_000_000_000_000_000, key, client=ClientPart((relay,)))
     server = Entry("0.1.0", 0, 1, key, server=ServerPart("192.0.2.1:80", 100))
@@ -345,7 +345,7 @@ def seeds() -> Iterator[bytes]:
 
 
 def _more_seeds(client: Entry, server: Entry, later: Entry) -> Iterator[bytes]:
-    """Signed without port; forms that lack something; what is just within a limit, and just beyond it."""
+    """Signed without port; incomplete forms; values just within and just beyond each limit."""
     without = replace(server, server=ServerPart("192.0.2.1", 0, port=None))
     bare = replace(without, signature=_OWNER.sign(without.signed_json(with_port=False)).hex())
     yield bare.to_json()
@@ -377,7 +377,7 @@ def _more_seeds(client: Entry, server: Entry, later: Entry) -> Iterator[bytes]:
         yield replace(server, sequence=number, timestamp=0).to_json()
         yield replace(server, timestamp=number).to_json()
         yield replace(server, server=ServerPart("192.0.2.1:80", number)).to_json()
-    # "<" takes six bytes when it is written out, and an entry of three thousand others takes no more than it has.
+    # "<" takes six bytes when escaped; an entry of three thousand other characters takes no more than it has.
     room = ENTRY_LIMIT_BYTES - len(replace(server, client_type="x").to_json()) + 1
     for size in (room, room + 1):
         text = "<" * (size // 6) + "x" * (size % 6)

@@ -23,7 +23,7 @@ from dmsg.discovery.stores.rules import NS_PER_S, NewKeys, StoreLimits
 from fuzz.choices import Choices
 from fuzz.oracles import KEYS, outcome
 
-#: Bytes are for four of the smallest clients, and for three of the smallest relays that are clients, too.
+#: Bytes for four of the smallest clients, and for three of the smallest relays that are also clients.
 _LIMITS = StoreLimits(
     server_ttl_s=20.0,
     client_ttl_s=40.0,
@@ -40,7 +40,7 @@ _LIMITS = StoreLimits(
 _RATES = StoreLimits(
     new_keys_per_s=1 / 16, new_keys_burst=2.0, network_new_keys_per_s=1 / 8, network_new_keys_burst=3.0
 )
-#: An hour begins a few seconds later: reads are dated to the hour.
+#: A few seconds before a full hour, because reads are dated to the hour.
 _START_NS = 10**18 + 780 * NS_PER_S
 _HOUR_NS = 3_600 * NS_PER_S
 _PURGED_NS = 5 * NS_PER_S
@@ -50,7 +50,7 @@ _CLIENT, _RELAY, _TOMBSTONE = 0, 1, 2
 
 
 class _Random(random.Random):
-    """Remembers the place that an entry was given."""
+    """Records the random place that an entry was given."""
 
     slot = 0
 
@@ -62,7 +62,7 @@ class _Random(random.Random):
 
 @dataclass(slots=True)
 class _Row:
-    """What is remembered of a key: its entry, or that it had one."""
+    """The row of a key: its entry, or the fact that it had one."""
 
     kind: int
     network: str
@@ -74,16 +74,16 @@ class _Row:
 
     @property
     def size(self) -> int:
-        """What it counts for."""
+        """Bytes that it counts for."""
         return _ROW_BYTES + (0 if self.kind >= _TOMBSTONE else len(self.entry.to_json()))
 
     def lives(self, now_ns: int) -> bool:
-        """Whether it is given to those who ask."""
+        """Whether it is given out."""
         return self.kind < _TOMBSTONE and self.expires_ns > now_ns
 
 
 class _Model:
-    """The rules of a store in words as plain as possible. ``rows`` are in the order in which their keys came."""
+    """The simplest model of a store. ``rows`` are in the order in which their keys arrived."""
 
     def __init__(self) -> None:
         self.rows: dict[int, _Row] = {}
@@ -91,7 +91,7 @@ class _Model:
         self.read: set[int] = set()
 
     def put(self, number: int, entry: Entry, network: str, slot: int, now_ns: int) -> type[DiscoveryError] | bool:
-        """Take ``entry``, and say whether it is the first of its key; or give the error if its turn has not come."""
+        """Take ``entry`` and tell whether it is the first of its key; or give the error if it is out of order."""
         self._mark(now_ns)
         if now_ns - self.purged_ns >= _PURGED_NS:
             self._purge(now_ns)
@@ -112,7 +112,7 @@ class _Model:
         return old is None
 
     def note(self, number: int, now_ns: int) -> None:
-        """It was read; that is written down later, once an hour."""
+        """Note a read, which is written to the store later, once an hour."""
         if self.rows[number].read_hour < now_ns // _HOUR_NS:
             self.read.add(number)
 
@@ -141,7 +141,7 @@ class _Model:
         return sorted((one for one in rows if rows[one].expires_ns <= now_ns), key=lambda one: rows[one].expires_ns)
 
     def networks(self, kind: int) -> dict[str, int]:
-        """How many bytes each network has, the one with the most first; of equals the last in the alphabet."""
+        """Bytes of each network, in descending order; among equals, the alphabetically last network first."""
         sizes: dict[str, int] = {}
         for row in self.of(kind).values():
             sizes[row.network] = sizes.get(row.network, 0) + row.size
@@ -183,14 +183,14 @@ class _Model:
 
 
 class _Rates:
-    """How many new keys there were of late; a rate is in sixteenths of a key a second, a time in quarters of a second."""
+    """Rates of new keys; a rate is in sixteenths of a key a second, a time in quarters of a second."""
 
     def __init__(self) -> None:
         self.rules = NewKeys(_RATES)
         self.levels: dict[str, tuple[int, int]] = {}
 
     def check(self, entry: Entry, poster: str, now_ns: int) -> None:
-        """A key too many is refused, of an address or a network; one that is known is not."""
+        """A new key above the rate of its address or network is refused; a known key is not."""
         kind, error = outcome(lambda: self.rules.check(entry, poster, now_ns), DiscoveryError)
         free = entry.sequence > 0 or not poster
         at = now_ns * 4 // NS_PER_S
@@ -206,7 +206,7 @@ class _Rates:
 
 
 class _Discovery:
-    """A store, its model, and who is told of entries."""
+    """A store, its model, and the subscribers of entries."""
 
     def __init__(self) -> None:
         self.random = _Random(1)
@@ -218,7 +218,7 @@ class _Discovery:
         self.store.watch(lambda entry, now_ns: self.told.append((entry, now_ns)))
 
     def put(self, choices: Choices, number: int) -> None:
-        """An entry is posted: it is taken if its turn has come, however full the store is."""
+        """Post an entry: it is taken if it is in order, however full the store is."""
         old = self.model.rows.get(number)
         entry = _entry(choices, number, old)
         byte = choices.byte()
@@ -234,7 +234,7 @@ class _Discovery:
         self.check()
 
     def get(self, number: int, *, as_json: bool) -> None:
-        """What is read is what was posted last, if that has not expired; else how to go on."""
+        """A read gives the last posted entry, if it has not expired; otherwise the sequence to continue with."""
         row, key = self.model.rows.get(number), KEYS[number].public_key
         result = _result((self.store.get_json if as_json else self.store.get)(key, self.now_ns))
         if row is not None and row.lives(self.now_ns):
@@ -246,7 +246,7 @@ class _Discovery:
         assert (result.next_sequence, result.after_timestamp) == expected
 
     def list(self, limit: int, protocol: str) -> None:
-        """Lists have servers that are available now, as many as are asked for, and each once."""
+        """Lists have servers that are available now, as many as requested, and each once."""
         store, now_ns = self.store, self.now_ns
         rows = [
             row
@@ -263,14 +263,14 @@ class _Discovery:
         assert _result(store.servers_of(known, now_ns, protocol)) == [
             expected[one].entry for one in known if one in expected
         ]
-        # Of more than a thousand servers those are given that follow a random place, and then the first ones.
+        # Of more than a thousand servers, the list has those after a random place, and then the first ones.
         place = rows[limit % len(rows)].slot if rows else 0
         rows.sort(key=lambda row: (row.slot < place, row.slot))
         walked = table._walk(store._connection, "key", place, limit, now_ns, protocol)
         assert walked == [row.entry.static.raw for row in rows[:limit]]
 
     def check(self) -> None:
-        """The rows are those of the model, and what is counted is what there is."""
+        """The rows are those of the model, and all counters are correct."""
         execute, model = self.store._connection.execute, self.model
         columns = "key, kind, network, bytes, read_hour, posted_ns, expires_ns, body"
         assert execute(f"SELECT {columns} FROM entries ORDER BY rowid").fetchall() == [
@@ -288,7 +288,7 @@ class _Discovery:
         ]
 
     def end(self) -> None:
-        """All is read, and the accounts are looked at."""
+        """Read everything, and check the accounts."""
         for number in range(6):
             self.get(number, as_json=False)
         execute, model = self.store._connection.execute, self.model
@@ -302,9 +302,9 @@ class _Discovery:
 
 
 def one_input(data: bytes) -> None:
-    """Operations: entries posted from a few networks, read, listed; time. Only ``DiscoveryError`` leaves.
+    """Operations: entries posted from a few networks, read, listed; time. Raises only ``DiscoveryError``.
 
-    A store without SQL beside it says what is taken, what is given, and who has to go when there is no room.
+    A model without SQL tells which entries are taken and given, and which are evicted when there is no room.
     """
     choices, discovery = Choices(data), _Discovery()
     for _ in range(64):
@@ -331,7 +331,7 @@ def _is_available(entry: Entry, protocol: str) -> bool:
 
 
 def _result(deferred: Any) -> Any:
-    """What came of it, or the documented error."""
+    """Its result, or the documented error."""
     results: list[Any] = []
     deferred.addBoth(results.append)
     (result,) = results
@@ -355,7 +355,7 @@ def _entry(choices: Choices, number: int, last: _Row | None) -> Entry:
 
 @lru_cache(maxsize=4_096)
 def _signed(number: int, sequence: int, timestamp: int, kind: int) -> Entry:
-    """The three upper bits of ``kind`` say what a server speaks."""
+    """The three upper bits of ``kind`` choose a server's protocol."""
     key = KEYS[number]
     version = "0.1.0" if kind & 1 else "0.0.1"
     entry = Entry(f"{version}+messaging" if kind >> 3 == 5 else version, sequence, timestamp, key.public_key)
@@ -368,7 +368,7 @@ def _signed(number: int, sequence: int, timestamp: int, kind: int) -> Entry:
 
 
 def seeds() -> Iterator[bytes]:
-    """Entries and their next ones, out of order, expired, more keys than there is room for, lists."""
+    """Entries and their successors, out of order, expired, more keys than there is room for, lists."""
     post = b"".join(bytes((number, 0, 0, number)) for number in range(6))
     relays = b"".join(bytes((number, 0, 24, number)) for number in range(4))
     yield post + b"\x00\x03" * 2 + post
@@ -389,7 +389,7 @@ def _wait(quarters: int) -> bytes:
 
 
 def _more_seeds(relays: bytes) -> Iterator[bytes]:
-    """To the second when something expires, is purged or written down; all protocols; who goes when there is no room."""
+    """Times just before and after expiry, purge and write-back; all protocols; evictions when there is no room."""
     small, large, messaging, later = 8, 24, 160, 216
     yield _put(0, small) + b"".join(_wait(quarters) + b"\x00\x03\x00\x04\x02" for quarters in (79, 1, 1))
     yield _put(0) + _wait(240) + b"".join(_wait(quarters) + b"\x00\x03" for quarters in (79, 1, 1)) + _put(0)

@@ -1,4 +1,4 @@
-"""How what is scarce is shared among twins: queues that take turns, who has most, room, windows of time."""
+"""Fair sharing among twins: queues with turns, weights, tallies, room, time windows, limits."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _SPACE = " \t\n\r\f\v"
 
 
 def one_input(data: bytes) -> None:
-    """The first byte says which of them; the rest are its operations."""
+    """The first byte chooses one of them; the rest are its operations."""
     choices = Choices(data)
     (_queue, _weights, _tally, _room, _window, _limit)[choices.byte() % 6](choices)
 
 
 def _queue(choices: Choices) -> None:
-    """Sources take turns, each gives its oldest; what does not fit is the latest of one with the most."""
+    """Sources take turns, each gives its oldest item; an overflow drops the latest item of a source with the most."""
     count, size_bytes = 1 + choices.byte() % 16, choices.byte() * 4
     queue: FairQueue[int, int] = FairQueue(count, size_bytes)
     lines: dict[int, list[tuple[int, int]]] = {}  # in the order of the turns
@@ -70,7 +70,7 @@ def _count(lines: dict[int, list[tuple[int, int]]]) -> int:
 
 
 def _weights(choices: Choices) -> None:
-    """The heaviest, of equals the one that has weighed so for longest; and not much is remembered of the past."""
+    """The heaviest key; among equals, the one with this weight for longest. Memory of the past is bounded."""
     weights: Weights[int] = Weights()
     model: dict[int, tuple[int, int]] = {}  # what each key weighs, and since when
     for number in range(400):
@@ -101,7 +101,7 @@ def _weights(choices: Choices) -> None:
 
 
 def _tally(choices: Choices) -> None:
-    """The key with the most, of equals the one that reached that count first."""
+    """The key with the most; among equals, the one that reached that count first."""
     tally: Tally[int] = Tally()
     model: dict[int, tuple[int, int]] = {}  # the count of each key, and since when
     for number in range(400):
@@ -127,7 +127,7 @@ def _tally(choices: Choices) -> None:
 
 
 def _room(choices: Choices) -> None:
-    """A key may take while what it has then is no more than what was free, so some is left for each that comes later."""
+    """A key may take as long as it then has no more than was free, so that something is left for later keys."""
     limit = choices.below(0x1000)
     room = Room(limit)
     taken: dict[int, list[int]] = {}
@@ -152,7 +152,7 @@ def _room(choices: Choices) -> None:
 
 
 def _window(choices: Choices) -> None:
-    """In a window no more passes than the limit; who is refused is counted, too, unless it is larger than a window."""
+    """No more than the limit passes in a window; refused amounts count, too, unless they exceed a window."""
     limit = Limit(choices.byte() % 16, choices.below(0x400))
     window_s = 1 + choices.byte() % 60
     window = FixedWindow(limit, window_s)

@@ -1,4 +1,4 @@
-"""Names of received files: what a stranger offers and what stands on the disk."""
+"""Names of received files: a stranger's offer, and the name on the disk."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from dmsg.cli.files.wire import TransferFailed
 from fuzz.oracles import as_text
 
 _DIGEST = "0123456789abcdef" * 4
-#: What a shell, a terminal, a path or an option is made of; also where some systems turn other characters into it.
+#: Characters with a meaning to a shell, a terminal, a path or an option, and those that some systems turn into them.
 _OBEYED = re.compile(r"[\x00-\x1f\x7f-\x9f/\\:*?\"'`$&|;<>!#%^=\[\]{}\u2028\u2029]")
 _OPTION = re.compile(r"(\A|\s)-")
 
 
 def one_input(data: bytes) -> None:
-    """The input is the name. What a file is called is harmless, is called so again, and never too long."""
+    """The input is the name. The local name is harmless, maps to itself, and is never too long."""
     name = as_text(data)
     try:
         assert check_name(name) == name and len(name.encode()) <= NAME_LIMIT_BYTES
@@ -38,7 +38,7 @@ def one_input(data: bytes) -> None:
 
 
 def seeds() -> Iterator[bytes]:
-    """Ordinary names and such as have deceived a program or an eye."""
+    """Ordinary names, and names that have deceived a program or an eye."""
     for name in (
         *("notes.txt", "naïve – résumé.tar.gz", "-rf", "--checkpoint-action=exec=sh x.sh", "*", "$(id)", "a b  -c"),
         *("..", "a/b", ".hidden", "~", "@file", "+cmd", "a\u0301\u0302\u0303\u0304\u0305", "\u0301a", "x.part"),

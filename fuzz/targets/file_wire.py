@@ -1,4 +1,4 @@
-"""What ``dmsg send`` and ``dmsg receive`` say to each other."""
+"""The protocol between ``dmsg send`` and ``dmsg receive``."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _is_code(value: Any) -> bool:
 
 
 _SIZE, _BEGUN, _HASH, _ID = _is_number(2**63 - 1), _is_number(256 * 1024), _is_hex(64), _is_hex(32)
-#: What the members of each header are: those that it must have, and those that it may have.
+#: The required and the optional members of each header.
 _HEADERS: dict[str, tuple[dict[str, Callable[[Any], bool]], dict[str, Callable[[Any], bool]]]] = {
     "offer": ({"name": _is_text, "size": _SIZE, "id": _ID}, {"begun": _BEGUN, "version": _is_version}),
     "whole": ({"name": _is_text, "size": _SIZE, "sha256": _HASH}, {"again": _is_flag, "version": _is_version}),
@@ -78,10 +78,10 @@ _HEADERS: dict[str, tuple[dict[str, Callable[[Any], bool]], dict[str, Callable[[
 
 
 def one_input(data: bytes) -> None:
-    """The first byte says how the rest is cut. Only ``TransferFailed`` leaves, for what a second reading refuses, too.
+    """The first byte says how the rest is cut. Raises only ``TransferFailed``, and only if a second reader refuses, too.
 
-    Pieces change no header and no data, a unit comes out with its last byte, and what is wrong is told with the byte that
-    shows it. What was read is written the same.
+    The cut changes no header and no data, a unit is complete with its last byte, and an error is raised at the byte that
+    shows it. A unit that was read is written the same.
     """
     choices = Choices(data)
     cut = 1 + choices.byte()
@@ -163,7 +163,7 @@ _CLASSES: dict[str, type[Message]] = {
 
 
 def _check_written(unit: Message, after: Message | bytes) -> None:
-    """What is written is read the same, and members that say nothing may be left out."""
+    """A written unit reads the same, and members with default values may be left out."""
     name = getattr(unit, "name", "")
     if len(name) > 255:
         return

@@ -1,4 +1,4 @@
-"""Frames out of the plaintext of a connection."""
+"""Frames in the plaintext of a connection."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def one_input(data: bytes) -> None:
         found, tail, gave_up = _split(pieces)
         assert gave_up == refused
         if len(pieces) > 1 or not refused:
-            # One byte at a time, what is over the limit is refused when its header is complete.
+            # Byte by byte, a frame over the limit is refused as soon as its header is complete.
             assert found == expected and tail == (rest[:HEADER_BYTES] if refused else rest)
     check_memory(expected, len(data))
     written = b"".join(encode_frame(*frame) for frame in expected)
@@ -48,7 +48,7 @@ def one_input(data: bytes) -> None:
 
 
 def _frames(data: bytes) -> tuple[list[Frame], bytes, bool]:
-    """All whole frames, what is behind them, and whether that announces too much."""
+    """All whole frames, the rest, and whether the rest announces too much."""
     found: list[Frame] = []
     while len(data) >= 5:
         size = data[3] * 256 + data[4]
@@ -62,7 +62,7 @@ def _frames(data: bytes) -> tuple[list[Frame], bytes, bool]:
 
 
 def _split(pieces: list[bytes]) -> tuple[list[Frame], bytes, bool]:
-    """The frames, as a reader of pieces finds them, what it keeps, and whether it gave up."""
+    """The frames that a reader of pieces finds, the rest it keeps, and whether it gave up."""
     found: list[Frame] = []
     tail = b""
     for piece in pieces:
@@ -79,7 +79,7 @@ def _split(pieces: list[bytes]) -> tuple[list[Frame], bytes, bool]:
 
 
 def _check_limit(good: bytes, frames: list[Frame]) -> None:
-    """Behind what is good the longest frame is one more; a longer one is refused when its header is complete."""
+    """After good frames, one of the greatest length is read; a longer one is refused as soon as its header is complete."""
     kind = len(good) % 256
     header = bytes((kind, 0, 7)) + _LIMIT_BYTES.to_bytes(2, "big")
     assert _split([good + header]) == (frames, header, False)
@@ -115,7 +115,7 @@ def _check_answers(data: bytes) -> None:
 
 
 def seeds() -> Iterator[bytes]:
-    """Each frame alone, all in a row, and headers at the limit and over it; what each row of the table may hold."""
+    """Each frame alone, all in a row, headers at the limit and over it; the allowed values of each row of the table."""
     frames = [encode_frame(kind, 3, bytes(70)) for kind in FrameType] + [encode_close(2, 1), encode_frame(0, 0)]
     yield from frames
     yield b"".join(frames)

@@ -22,7 +22,7 @@ _ORIGIN = Origin("192.0.2.1", "192.0.2.0/24")
 
 
 class _Gate:
-    """A gate that remembers what it was asked and what it said, ``None`` for a refusal."""
+    """A gate that records questions and answers, ``None`` for a refusal."""
 
     def __init__(self, gate: Any) -> None:
         self._gate = gate
@@ -38,9 +38,9 @@ class _Gate:
 
 
 class _Side:
-    """A handshake, what it has sent that did not arrive yet, and how it ended.
+    """A handshake, its data in flight, and how it ended.
 
-    Beside it stands what the specification says of packets: what each means that arrives, and what is sent for it.
+    Beside it a model of the specification: the meaning of each packet that arrives, and the packets sent in response.
     """
 
     peer: _Side
@@ -57,7 +57,7 @@ class _Side:
         self.knows_server = True
         self.silent_until: float | None = None
         self.deadline: float | None = HANDSHAKE_TIMEOUT_S
-        #: The Noise messages that it has sent; packets it is to send: what is in them, or how long a new message is.
+        #: The Noise messages it has sent; the packets it must send, as their content or the length of a new message.
         self.messages: list[bytes] = []
         self.due: list[bytes | int] = [49] if is_client else []
         self.begun = b""
@@ -67,7 +67,7 @@ class _Side:
         self.send()
 
     def send(self) -> None:
-        """Whole packets go out, each once: a message of the pattern, or what is known from before."""
+        """Only whole packets are sent, each once: a message of the pattern, or known content."""
         if self.failed:
             return
         data = self.core.data_to_send()
@@ -85,7 +85,7 @@ class _Side:
         assert not self.due
 
     def receive(self, data: bytes, now: float) -> None:
-        """What a shell does: bytes in until the handshake is done or failed, then nothing."""
+        """Feed bytes as a shell does, until the handshake is done or failed."""
         if self.done is not None or self.failed:
             return
         self.silent_until = None
@@ -108,7 +108,7 @@ class _Side:
         self.send()
 
     def _expect(self, data: bytes) -> tuple[str, bool]:
-        """The fault that ``data`` causes, or "", and whether the handshake is through then."""
+        """The fault that ``data`` causes, or "", and whether the handshake is complete then."""
         self.begun += data
         while len(self.begun) >= 2:
             size = int.from_bytes(self.begun[:2], "big")
@@ -158,7 +158,7 @@ class _Side:
         return ""
 
     def _check_done(self, done: HandshakeDone) -> None:
-        """Both sides know each other, what they can do, and where the records begin."""
+        """Both sides know each other, their features, and where the records begin."""
         assert done.remote == (_SERVER if self.is_client else _CLIENT).public_key
         assert done.leftover == self.begun
         ours, theirs = read_hello(self.payload), read_hello(self.peer.payload)
@@ -167,12 +167,12 @@ class _Side:
         self.deadline = None
 
     def check_time(self) -> None:
-        """The next time is that of silence if nothing came yet, or that of the whole handshake."""
+        """The next timeout is that for silence before the first byte, then that of the whole handshake."""
         times = [time for time in (self.silent_until, self.deadline) if time is not None]
         assert self.core.next_timeout() == (min(times) if self.deadline is not None else None)
 
     def pass_time(self, now: float) -> None:
-        """A side fails for its first reason, once; a handshake that is through is not disturbed."""
+        """A side fails once, for its first reason; a completed handshake is not disturbed."""
         fault = ""
         if self.silent_until is not None and now >= self.silent_until:
             fault, self.silent_until, self.deadline = "silent", None, None
@@ -188,11 +188,11 @@ class _Side:
 
 
 def one_input(data: bytes) -> None:
-    """The first byte says what kind of server it is; then operations: deliver, alter, inject, drop, let time pass.
+    """The first byte chooses the kind of server; then operations: deliver, alter, inject, drop, let time pass.
 
-    What each side makes of each packet is what the specification says, with the reason of each end. Where nothing was
-    touched and no time ran out both sides end with each other's key, and what one seals opens at the other.
-    A side is done at most once, a message is looked at once for each turn, and what is kept is bounded.
+    Each side handles each packet as the specification says, with the specified reason if it fails. If nothing was altered
+    and no time ran out, both sides end with each other's key, and each opens the other's records.
+    A side is done at most once, a message is checked once for each turn, and the buffered data is bounded.
     """
     choices = Choices(data)
     kind = choices.byte()
@@ -264,7 +264,7 @@ def one_input(data: bytes) -> None:
     for side in (client, server):
         assert side.core.messages <= 2
     if not touched:
-        # What is not delivered yet may be, and then both sides are done: unless time or the gate ended one of them.
+        # Deliver the rest: then both sides are done, unless time or the gate ended one of them.
         for _ in range(4):
             for sender, receiver in ((client, server), (server, client)):
                 receiver.receive(bytes(sender.sent), now)

@@ -1,4 +1,4 @@
-"""What the two sides of a connection tell each other in the payloads of its handshake."""
+"""The payloads of a connection's handshake, in which both sides announce themselves."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from dmsg.mux.core.hello import AnnouncedLimits, Capabilities, hello_payload, re
 from dmsg.mux.core.tlv import Tlv, decode_tlvs, encode_tlvs
 from fuzz.oracles import outcome
 
-#: Lengths that a later generation of the reference gives a meaning.
+#: Lengths that have a meaning in a later generation of the reference.
 _TAKEN = (1_184, 1_088)
 _U32_MOST = (1 << 32) - 1
 _PLAIN = re.compile(r"[0-9]+\Z", re.ASCII)
 
 
 def one_input(data: bytes) -> None:
-    """The input is the payload; nothing may leave, not even a typed error. Then it is numbers that are announced."""
+    """The input is the payload, which must raise nothing, not even a typed error; then numbers to announce."""
     read = read_hello(data)
     kind, values = outcome(lambda: decode_tlvs(data), RemoteProtocolError)
     promised = _promised(values.get(Tlv.VERSION)) if kind == "value" else False
@@ -56,7 +56,7 @@ def _numbers(limits: AnnouncedLimits | None) -> tuple[int, int, int] | None:
 
 
 def _check_refusal(data: bytes, reason: bytes | None) -> None:
-    """A payload of OK refuses exactly if it is a list with a reason. Of that 200 characters are told."""
+    """A payload of OK refuses exactly if it is a list with a reason, of which 200 characters are shown."""
     told = read_refusal(data)
     if reason is None:
         assert told is None
@@ -67,7 +67,7 @@ def _check_refusal(data: bytes, reason: bytes | None) -> None:
 
 
 def _check_announced(data: bytes) -> None:
-    """What a server announces arrives, but for what is over 32 bits, and a client announces nothing."""
+    """A server's numbers arrive unless they exceed 32 bits; a client announces nothing."""
     numbers = [int.from_bytes(data[at : at + 5], "big") for at in (0, 5, 10)]
     window, aes = int.from_bytes(data[15:19], "big"), len(data) % 2 == 1
     payload = hello_payload(AnnouncedLimits(*numbers), window, aes=aes)
@@ -80,7 +80,7 @@ def _check_announced(data: bytes) -> None:
 
 
 def seeds() -> Iterator[bytes]:
-    """Ours, others' and broken ones; refusals."""
+    """Payloads of ours, of others and broken ones; refusals."""
     yield b""
     yield hello_payload()
     yield hello_payload(AnnouncedLimits(1_024, 200, 65_510))

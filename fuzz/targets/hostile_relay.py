@@ -1,4 +1,4 @@
-"""A relay that does what it likes with a transport that two honest ends want sealed, by either carrier."""
+"""A hostile relay between two honest ends of a sealed transport, by either carrier."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _CONFIG = ConnectionConfig(secure_window_bytes=2_000, ack_limit_bytes=500, seale
 
 
 class _End:
-    """A client with one transport: its connection, what it wrote and what it was given."""
+    """A client with one transport: its connection, the data it wrote and was given."""
 
     def __init__(self, key: SecretKey, name: bytes) -> None:
         records: Any = PlainRecords()
@@ -123,8 +123,8 @@ class _End:
 def one_input(data: bytes) -> None:
     """The first byte chooses the carrier; then operations of both ends and of the relay that stands between them.
 
-    What an end is given is a prefix of what the other wrote for it, whatever the relay does; a listener that is confirmed
-    knows the service that was asked for; and without meddling it all arrives.
+    Whatever the relay does, an end is given a prefix of the data that the other end wrote for it, and a confirmed listener
+    knows the requested service. If the relay is honest, everything arrives.
     """
     choices = Choices(data)
     carrier = Carrier.REQUEST if choices.flag() else Carrier.FORWARD

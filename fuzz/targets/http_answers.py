@@ -1,4 +1,4 @@
-"""A discovery's client whose server answers with anything: entries, lists of servers, ranks, refusals."""
+"""A discovery client whose server answers anything: entries, lists of servers, ranks, refusals."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ DICTIONARY = (*words.HTTP, *words.ENTRY)
 
 _OWNER = KEYS[1]
 _CUTS = (1 << 20, 1, 7, 100)
-#: A first byte that stands for several calls, whose answers are made of what follows.
+#: First byte for several calls, whose answers are made of the rest.
 _CONVERSATION = 0xFF
 _OWNERS = KEYS[1:5]
 _PINNED = 2
 
 
 def one_input(data: bytes) -> None:
-    """The first byte says what is asked for and how the answer is cut; the rest is what the server sends, head included.
+    """The first byte chooses the call and how the answer is cut; the rest is what the server sends, head included.
 
     A call ends within its time with a value that was checked or a ``DiscoveryError``, and leaves no timer behind.
     """
@@ -93,7 +93,7 @@ def _check(result: Any) -> None:
 
 
 class _Model:
-    """What a client should make of good, old, forged and other answers."""
+    """The expected results for good, old, forged and other answers."""
 
     def __init__(self) -> None:
         self.pins: OrderedDict[Any, tuple[int, int]] = OrderedDict()
@@ -102,7 +102,7 @@ class _Model:
         self.due_s = -1.0
 
     def takes(self, made: _Made) -> str:
-        """What is wrong with an entry by its signature and its age, or ""."""
+        """The fault of an entry by its signature and age, or ""."""
         if not made.good:
             return "forged"
         key, version = made.owner.public_key, (made.timestamp, made.sequence)
@@ -150,7 +150,7 @@ def _answer(status: int, body: bytes, *headers: bytes) -> bytes:
 
 
 def _converse(choices: Choices) -> None:
-    """Several calls on one client: entries and lists, which it remembers, refusals, ranks; each answer as it should be."""
+    """Several calls on one client: entries and lists, which it caches, refusals, ranks; checks each result."""
     clock = Clock()
     hostile = HostileAgent(clock)
     discovery = HttpDiscovery(

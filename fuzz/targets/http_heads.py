@@ -1,4 +1,4 @@
-"""Where the head of an HTTP answer ends: told by our scanner, by Twisted's parser and by a plain second reading."""
+"""The end of the head of an HTTP answer, found by our scanner, by Twisted's parser and by a plain second reader."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _LONG, _MANY = (
 
 
 def one_input(data: bytes) -> None:
-    """The first byte says how the rest is cut. A head ends for us where it ends for Twisted, or a limit is passed.
+    """The first byte says how the rest is cut. A head ends for us where it ends for Twisted, or exceeds a limit.
 
     The connection's protocol gets every byte up to the limit and none behind it.
     """
@@ -71,7 +71,7 @@ def one_input(data: bytes) -> None:
 
 
 def _second_reading(stream: bytes) -> tuple[int | None, str]:
-    """After which byte the scanner has its answer, ``None`` if it waits for more, and what problem it then has."""
+    """The number of bytes after which the scanner decides, ``None`` if it waits for more, and the problem it reports."""
     at = interim = 0
     status: bytes | None = None
     while (newline := stream.find(b"\n", at)) >= 0 and newline < _LIMIT_BYTES:
@@ -104,7 +104,7 @@ def _is_final(status: bytes) -> bool:
 
 
 def _is_plain(head: bytes) -> bool:
-    """Whether no head before the final one is of a code that only Twisted takes for final."""
+    """Whether no head before the final one has a code that only Twisted takes for final."""
     lines = head.replace(b"\r\n", b"\n").split(b"\n\n")
     return all(one.startswith(b"HTTP/1.1 1") and one[10:12].isdigit() and one[12:13] == b" " for one in lines[:-2])
 
@@ -126,7 +126,7 @@ def _is_good(head: bytes) -> bool:
 
 
 def _ended_for_twisted(*pieces: bytes) -> list[bool | None]:
-    """Whether Twisted's parser is through with the final head after each piece; ``None`` if it refused the answer."""
+    """Whether Twisted's parser has finished the final head after each piece; ``None`` if it refused the answer."""
     parser: Any = HTTPClientParser(Request(b"GET", b"/", Headers(), None), lambda _: None)
     parser.makeConnection(StringTransport())
     found: list[bool | None] = []
@@ -143,7 +143,7 @@ assert issubclass(HTTPClientParser, HTTPParser)
 
 
 class _Client(Protocol):
-    """What stands for Twisted's client: it keeps what it gets."""
+    """In place of Twisted's client: keeps all data."""
 
     def __init__(self) -> None:
         self.received = b""
@@ -170,7 +170,7 @@ class _Network(StringTransport):
 
 
 class _Endpoint:
-    """An endpoint whose connections are there at once."""
+    """An endpoint that connects at once."""
 
     network: _Network
 
@@ -187,7 +187,7 @@ class _Endpoint:
 
 @implementer(IReactorPluggableNameResolver)
 class _Reactor(Clock):
-    """What an endpoint asks for before it connects."""
+    """The part of a reactor that an endpoint needs to connect."""
 
     nameResolver = None
 
@@ -200,7 +200,7 @@ _URIS = [URI(scheme, b"192.0.2.1", b"192.0.2.1", 80, b"/", b"", b"", b"") for sc
 
 
 def _check_connection(pieces: list[bytes], limit: int, problem: str) -> None:
-    """What comes over a connection is passed on as it is until a limit is passed, and then nothing more."""
+    """Data of a connection is passed on unchanged until it exceeds a limit, and then nothing more."""
     supported = not len(pieces) & 1
     found_endpoint, _ = outcome(lambda: _ENDPOINTS.endpointForURI(_URIS[not supported]), SchemeNotSupported)
     assert found_endpoint == ("value" if supported else "error")
@@ -231,7 +231,7 @@ def _check_connection(pieces: list[bytes], limit: int, problem: str) -> None:
         assert reason.check(NoAnswer) and str(reason.value) == problem
         return
     assert not client.ends and not limiter.disconnecting
-    # The next request begins another answer, which may be as long. Before this one is through, it is the same answer.
+    # The next request begins a new answer with its own limit; before this answer has ended, it is the same answer.
     ended, room = limiter._head.ended, limiter._head._room
     if len(passed) & 1:
         transport.write(b"x")

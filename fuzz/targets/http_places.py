@@ -1,4 +1,4 @@
-"""Places of an HTTP server that strangers fill: who goes when a newcomer wants one."""
+"""Places of an HTTP server that strangers fill, and the victim when a newcomer wants one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PLACES = 24
 
 
 class _Server:
-    """Places of a server, and a list of who holds one: number, network, standing, in the order they began with that."""
+    """Places of a server, and a list of their holders: number, network and standing, in the order in which that began."""
 
     def __init__(self) -> None:
         self.places: Places[int] = Places()
@@ -34,7 +34,7 @@ class _Server:
         self.holders.append((self.number, network, Standing.NEW))
 
     def _check_victim(self, victim: int | None, newcomer: str) -> None:
-        """The victim is the first in its standing, of the network that has the most there, as those with less to do count."""
+        """The victim is the oldest of the network with most holders in the largest standing; idle ones count four times."""
         counts = Counter((standing, network) for _, network, standing in self.holders)
         weights = {one: max(counts[one, network] for network in _NETWORKS) for one in Standing}
         weights[Standing.IDLE] *= 4
@@ -57,7 +57,7 @@ class _Server:
         assert first in firsts if firsts else first is None
 
     def move(self, number: int, standing: Standing) -> None:
-        """A holder does something else; one that does not hold a place any more is not told apart."""
+        """A holder changes its standing; for one that has lost its place nothing happens."""
         self.places.move(number, standing)
         for one in self.holders:
             if one[0] == number and one[2] is not standing:
@@ -66,13 +66,13 @@ class _Server:
                 return
 
     def leave(self, number: int) -> None:
-        """A holder goes, or one that is gone goes again."""
+        """A holder leaves, or leaves again."""
         self.places.discard(number)
         self.holders = [one for one in self.holders if one[0] != number]
 
 
 def one_input(data: bytes) -> None:
-    """Each byte is a newcomer of a network, a holder that does something else, or one that goes."""
+    """Each byte is a newcomer of a network, a holder that changes its standing, or one that leaves."""
     choices, server = Choices(data), _Server()
     for _ in range(200):
         if not choices.left:

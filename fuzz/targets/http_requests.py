@@ -1,4 +1,4 @@
-"""A discovery's HTTP side that is sent anything."""
+"""A discovery's HTTP server with arbitrary requests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DICTIONARY = (*words.HTTP, *words.ENTRY)
 
 _OWNER = KEYS[1]
 _LIMITS = DiscoveryLimits.unlimited_rates()
-#: A first byte that stands for several requests, which are made of what follows.
+#: First byte for several requests, which are made of the rest.
 _CONVERSATION = 0xFF
 _OWNERS = KEYS[1:4]
 #: Paths of entries, and which status of an error they answer with.
@@ -38,10 +38,10 @@ _FAMILIES = (
 
 
 def one_input(data: bytes) -> None:
-    """The first byte says how the rest, which is what a client sends, is cut.
+    """The first byte says how the rest, the bytes of a client, is cut.
 
-    Nothing is logged as an error, what is answered begins as HTTP does, a body over the limit is not kept, and when the
-    connection is over nothing of it is left.
+    Nothing is logged as an error, answers begin as HTTP does, a body over the limit is not kept, and nothing of a
+    connection is left after its end.
     """
     from dmsg.discovery.api import make_site
 
@@ -77,7 +77,7 @@ def one_input(data: bytes) -> None:
 
 @cache
 def _resource() -> Any:
-    """A discovery with one entry, made once: its routes take milliseconds. What else is posted are the owner's next entries."""
+    """A discovery with one entry, made once because its routes take milliseconds. Later posts are the owner's next entries."""
     from dmsg.discovery.api import DiscoveryApi
     from dmsg.discovery.stores.memory import MemoryStore
 
@@ -206,7 +206,7 @@ def _made(choices: Choices, owner: Any) -> tuple[bytes, type[DiscoveryError] | N
 
 
 def _list(ask: Any, path: str, key: PublicKey, model: Any, now_ns: int) -> None:
-    """A list is of entries as they are, or were a moment ago, each of them of a relay with room."""
+    """A list has entries as they are or were a moment ago, all of relays with room."""
     status, _, body = ask(f"GET /{path.partition('/')[0]}/available_servers")
     if status == 404:
         assert json.loads(body)["message"] == EntryNotFound.text and "messaging" not in path
@@ -223,7 +223,7 @@ def _list(ask: Any, path: str, key: PublicKey, model: Any, now_ns: int) -> None:
 
 
 def _ask_badly(choices: Choices, ask: Any, path: str, key: str) -> None:
-    """What is no request for anything has an answer of its kind."""
+    """Each invalid request gets its kind of error."""
     match choices.below(6):
         case 0:
             assert ask(f"GET /{path}/{key[:-1]}")[0] == 400

@@ -16,7 +16,7 @@ _LIMIT_BYTES = 64 * 1024
 
 
 def one_input(data: bytes) -> None:
-    """The input is the text. Only ``MalformedJson`` leaves; what is taken is what Python's reader takes, too."""
+    """The input is the text. Raises only ``MalformedJson``; an accepted text is read as Python's parser reads it."""
     kind, value = outcome(lambda: json_text.decode(data, _LIMIT_BYTES), MalformedJson)
     each, elements = outcome(lambda: list(json_text.elements(data, _LIMIT_BYTES, _LIMIT_BYTES)), MalformedJson)
     if kind == "value":
@@ -42,7 +42,7 @@ def _has_long_number(value: object) -> bool:
 
 
 def seeds() -> Iterator[bytes]:
-    """Values of all kinds; nesting at the limit and over it; numbers, names and texts that are borderline."""
+    """Values of all kinds; nesting at the limit and over it; borderline numbers, names and texts."""
     yield b'{"a":[1,-2,3.5e3,true,false,null,"x\\u00fc\\ud83d\\ude00\\n"],"b":{}}'
     yield b"[" * 16 + b"]" * 16
     yield b"[" * 17 + b"]" * 17

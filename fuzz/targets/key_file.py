@@ -12,7 +12,7 @@ from fuzz.oracles import KEYS, scratch
 
 
 def one_input(data: bytes) -> None:
-    """The input is the file. Only ``KeyFileError`` leaves, and it shows nothing of what stands in the file."""
+    """The input is the file. Raises only ``KeyFileError``, which shows nothing of the file's content."""
     path = _file()
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         file.write(data)

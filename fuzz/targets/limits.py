@@ -1,4 +1,4 @@
-"""Rate limits and bounded memories, held against the plainest models of them."""
+"""Rate limits and bounded memories, compared with the simplest models."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ from dmsg.sansio.tally import Tally
 from fuzz.choices import Choices
 from fuzz.oracles import outcome
 
-#: Debts that are paid are forgotten once in this time; until then their sources count among those that pay.
+#: Seconds after which paid debts are forgotten; until then their sources count among those that pay.
 _PRUNED_S = 0.25
-#: What sums of shares may be wrong by, once one was not a half, a quarter and so on.
+#: Rounding error of sums of shares, once a share was not a half, a quarter and so on.
 _ROUNDED = 1e-9
 
 
 def one_input(data: bytes) -> None:
-    """The first byte says which of them; the rest are its operations."""
+    """The first byte chooses one of them; the rest are its operations."""
     choices = Choices(data)
     (_buckets, _fair, _recent, _tally, _queue, _windows, _table)[choices.byte() % 7](choices)
 
 
 class _Level:
-    """How much is in a bucket, by the plainest rule. Rates and steps of inputs are such that no sum is rounded."""
+    """The level of a bucket, by the simplest rule. Rates and steps of inputs are chosen so that no sum is rounded."""
 
     def __init__(self, rate: float, burst: float, now: float) -> None:
         self.rate, self.burst, self.tokens, self.at = rate, burst, float(burst), now
 
     def look(self, now: float) -> float:
-        """What there is at the time ``now``, of which the clock may say anything."""
+        """The level at ``now``, where the clock may show anything."""
         self.tokens = self.then(now)
         self.at = now
         return self.tokens
 
     def then(self, now: float) -> float:
-        """What there will be at the time ``now``."""
+        """The future level at ``now``."""
         return min(self.burst, self.tokens + max(0.0, now - self.at) * self.rate)
 
     def take(self, now: float, number: float, keep: float = 0.0) -> bool:
-        """Take ``number`` if so many are left behind."""
+        """Take ``number`` if ``keep`` are left."""
         taken = self.look(now) >= number + keep
         self.tokens -= number if taken else 0
         return taken
@@ -84,7 +84,7 @@ def _buckets(choices: Choices) -> None:
 
 
 def _check_refused(rate: float, burst: float) -> None:
-    """A bucket, a table and a fair bucket are not made with numbers with which nothing would pass."""
+    """A bucket, a table and a fair bucket refuse numbers with which nothing would pass."""
     wanted = "value" if rate >= 0 and burst > 0 else "error"
     assert outcome(lambda: TokenBucket(rate, burst, 0.0), ValueError)[0] == wanted
     assert outcome(lambda: FairBucket(rate, burst, 0.0), ValueError)[0] == wanted
@@ -238,7 +238,7 @@ def _windows(choices: Choices) -> None:
 
 
 def _table(choices: Choices) -> None:
-    """The upper bits of the byte that names a key say what is done with it."""
+    """The upper bits of the byte that names a key choose the operation."""
     table: RateLimiterTable[int] = RateLimiterTable(1.0, 4.0, 3)
     levels: dict[int, _Level] = {}  # the one asked for last stands last
     now = 0.0
@@ -270,7 +270,7 @@ def _table(choices: Choices) -> None:
 
 
 def _forget_full(levels: dict[int, _Level], now: float) -> None:
-    """A newcomer sees to it that of those asked for longest ago two are forgotten that are as good as new."""
+    """For each newcomer, the two least recently used buckets are forgotten if they are full again."""
     for one in list(levels)[:2]:
         if levels[one].then(now) < levels[one].burst:
             return

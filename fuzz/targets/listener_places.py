@@ -18,7 +18,7 @@ _REMOTES = [key.public_key for key in KEYS[:4]]
 
 
 def one_input(data: bytes) -> None:
-    """The first byte says which of them; the rest are its operations."""
+    """The first byte chooses one of them; the rest are its operations."""
     choices = Choices(data)
     (_offers, _opened, _conversations)[choices.byte() % 3](choices)
 
@@ -27,7 +27,7 @@ def one_input(data: bytes) -> None:
 
 
 def _offers(choices: Choices) -> None:
-    """No more than there are places for, in the order in which they came; the oldest goes, and never another one."""
+    """No more offers than places, in order of arrival; the oldest is dropped, and never another one."""
     limit, per_key = choices.byte() % 8, choices.byte() % 5
     try:
         offers: Offers[int] = Offers(limit, per_key)
@@ -65,7 +65,7 @@ def _offers(choices: Choices) -> None:
 
 @dataclass
 class _Stream:
-    """What carries a transport."""
+    """The stream of a transport."""
 
     remote: PublicKey
     id: int = 0
@@ -77,7 +77,7 @@ class _Stream:
 
 @dataclass(eq=False)
 class _Transport:
-    """A transport. ``moved`` is how far it was when it was looked at, and ``since_s`` when that had changed."""
+    """A transport. ``moved`` is its progress at the last check, ``since_s`` the time when that had changed."""
 
     stream: _Stream
     since_s: float
@@ -85,7 +85,7 @@ class _Transport:
 
 
 class _Opened:
-    """The open transports of a listener, and beside them a list."""
+    """The open transports of a listener, and a list as their model."""
 
     def __init__(self, choices: Choices) -> None:
         self.choices = choices
@@ -98,7 +98,7 @@ class _Opened:
         self.now = 0.0
 
     def run(self) -> None:
-        """Transports are opened, moved, resumed and closed; the listener looks at them as it does."""
+        """Transports are opened, used, resumed and closed; the listener checks them as usual."""
         for _ in range(150):
             if not self.choices.left:
                 break
@@ -139,7 +139,7 @@ class _Opened:
         self.transports.append(one)
 
     def close(self, one: _Transport) -> None:
-        """A transport is over, which may be told twice."""
+        """A transport ends, which may be reported twice."""
         self.opened.remove(one)
         self.opened.remove(one)
         self.transports.remove(one)
@@ -177,7 +177,7 @@ class _Opened:
         return chosen
 
     def check(self) -> None:
-        """They are counted, bounded, and looked at from half of the crowd on."""
+        """They are counted, bounded, and checked from half of the crowd on."""
         opened, limits, number = self.opened, self.limits, len(self.transports)
         assert len(opened) == number <= limits.open_transports
         assert opened.is_full is (number >= limits.open_transports)
@@ -192,7 +192,7 @@ def _opened(choices: Choices) -> None:
 
 
 def _conversations(choices: Choices) -> None:
-    """A sender is always let in, and who loses a place for it has sent the least a second; each sender has a few."""
+    """A sender with few places always gets one, if need be from the conversation with the lowest rate."""
     places: Places[int] = Places()
     held: dict[int, tuple[str, float, int]] = {}
     now = 0.0
@@ -235,7 +235,7 @@ def _conversations(choices: Choices) -> None:
 
 
 def seeds() -> Iterator[bytes]:
-    """Each fuller than it may be, with one key and with many; what moves, rests, ends and was never there."""
+    """Each overfull, with one key and with many; transports that move, rest, end and never existed."""
     for limit, per_key in ((0, 1), (1, 0), (3, 2), (7, 4), (2, 4)):
         head = bytes((0, limit, per_key))
         yield head + b"\x00\x02\x04\x06" * 6 + b"\x01\x11\x21\x31" * 3

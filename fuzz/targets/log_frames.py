@@ -1,4 +1,4 @@
-"""Files of an event log: zstd frames that hold whole lines, or do not."""
+"""Files of an event log: zstd frames with and without whole lines."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from dmsg.eventlog.compress import PIECE_BYTES, RATIO_LIMIT, Compressor, FrameReader
 from fuzz.choices import Choices
 
-#: What 128 KiB blocks of one repeated byte take at the least; a frame may ask for no more than this for each byte of it.
+#: Greatest growth, of 128 KiB blocks of one repeated byte; a frame may need at most this much for each of its bytes.
 _GROWTH = 64 * 1024
 _compressor = Compressor()
 
 
 def one_input(data: bytes) -> None:
-    """The first byte says whether the rest is a file, or what is packed into one and then altered.
+    """The first byte says whether the rest is a file, or the content of a file that is packed and then altered.
 
-    Nothing is raised; of a file that is whole the pieces change nothing, and every line is counted.
+    Nothing is raised; for a whole file the pieces make no difference, and every line is counted.
     """
     choices = Choices(data)
     how = choices.byte()
@@ -39,10 +39,10 @@ def one_input(data: bytes) -> None:
     whole = _read(file, len(file) or 1)
     single = _read(file, 1 + (how & 0x7F))
     if whole[0]:
-        # Of a frame that has another length than it says libzstd knows only when it is handed the whole frame at once.
+        # libzstd notices a wrong length in a frame's header only if it gets the whole frame at once.
         assert single[2] <= len(file)
     elif single[0]:
-        # A block that repeats a byte no times libzstd takes in a whole frame, and refuses in pieces.
+        # libzstd accepts a block that repeats a byte zero times in a whole frame, and refuses it in pieces.
         assert single[1] <= whole[1] and single[2] < whole[2]
     else:
         assert whole == single
@@ -73,7 +73,7 @@ def _read(file: bytes, cut: int) -> tuple[str, int, int, bytes]:
 
 
 def _check_growth(file: bytes, problem: str, read_bytes: int) -> None:
-    """A reader that knows the size of a file stops when that becomes more than any log does, and only then."""
+    """A reader that knows the size of a file stops exactly if it unpacks to more than any log does."""
     reader, size = FrameReader(len(file)), 0
     for text in reader.feed(file):
         size += len(text)

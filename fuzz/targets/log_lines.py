@@ -1,4 +1,4 @@
-"""Events of the log as lines, with any text in their fields."""
+"""Lines of the event log, with any text in their fields."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _CLASSES = list(EVENTS.values())
 def one_input(data: bytes) -> None:
     """The first bytes choose an event and values for its fields; the rest is the name of the node.
 
-    The line is one line of ASCII that says what was put in, each column of its declared type and each reason of
-    the list, however wrong the values.
+    The result is one line of ASCII with the given values, each column of its declared type and each reason from the list,
+    however wrong the values.
     """
     choices = Choices(data)
     cls = _CLASSES[choices.byte() % len(_CLASSES)]
@@ -55,7 +55,7 @@ def _refuse(text: str) -> None:
 
 
 class _Rude:
-    """Cannot be made anything of."""
+    """An object that cannot be converted to anything."""
 
     def __str__(self) -> str:
         raise RuntimeError("no")

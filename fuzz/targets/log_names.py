@@ -10,7 +10,7 @@ from fuzz.oracles import as_text
 
 
 def one_input(data: bytes) -> None:
-    """The input is a name, a path, a URL in an error. A name that is read is written so that it is read the same."""
+    """The input is a name, a path, a URL in an error. A parsed name is written so that it reads the same."""
     text = as_text(data)
     for name in (LogFileName.parse(text), LogFileName.parse_part(text)):
         if name is not None:

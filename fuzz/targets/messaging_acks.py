@@ -1,4 +1,4 @@
-"""Acknowledgements inside the plaintexts of a messaging channel: two honest ends, and frames of a dishonest one."""
+"""Acknowledgements in the plaintexts of a messaging channel: two honest ends, and frames of a dishonest end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fuzz.choices import Choices
 
 
 class _End:
-    """One end: what it wrote, what it was given and has taken, the plaintexts on their way to the other."""
+    """One end: the data it wrote, was given and has taken, and its plaintexts in flight."""
 
     def __init__(self) -> None:
         self.layer = AckLayer()
@@ -37,7 +37,7 @@ class _End:
             self.sent.append(plaintext)
 
     def take(self, plaintext: bytes) -> None:
-        """Read a plaintext as the layer does, and by the naive rules; the two must agree."""
+        """Read a plaintext with the layer and by simple rules; the two must agree."""
         fault, data, acked = self._read(plaintext)
         try:
             given = self.layer.unwrap(plaintext)
@@ -56,7 +56,7 @@ class _End:
                 self.due.append(ack)
 
     def _read(self, plaintext: bytes) -> tuple[ChannelEndReason | None, bytes | None, bool]:
-        """Why it is a fault, or the payload, and whether ours is acknowledged."""
+        """The reason of a fault, or the payload, and whether our payload is acknowledged."""
         acked = False
         while plaintext:
             if plaintext[0] == 0 and len(plaintext) >= PAYLOAD_HEADER_BYTES:
@@ -84,7 +84,7 @@ class _End:
             self.untaken[0][0] = int(self.untaken[0][0]) - size
 
     def check(self) -> None:
-        """What the layer counts is what there is."""
+        """The layer's counters are correct."""
         layer = self.layer
         assert layer.waiting_bytes == (None if self.payload is None else len(self.payload))
         assert layer.acked_bytes == self.acked_bytes
@@ -95,8 +95,8 @@ class _End:
 def one_input(data: bytes) -> None:
     """Two ends write, take and send; a plaintext may be altered, repeated or made up.
 
-    What is given is what was written, an acknowledgement is due when its payload is taken whole and not before, and what
-    is not well formed, too much or of another payload is a ``ChannelFault``; nothing else leaves.
+    An end is given the data that was written. An acknowledgement is due exactly when its payload is taken whole. A
+    plaintext that is malformed, too much or about another payload raises ``ChannelFault``; nothing else is raised.
     """
     choices = Choices(data)
     ends = _End(), _End()

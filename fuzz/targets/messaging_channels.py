@@ -1,4 +1,4 @@
-"""Two honest clients of messaging and an honest relay between them, whose networks are slow: all arrives, and all ends."""
+"""Two honest messaging clients and an honest relay with slow networks: everything arrives, and everything ends."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fuzz.oracles import KEYS
 _DIALECTS = tuple(DIALECTS.values())
 _CONFIG = ConnectionConfig(pause_bytes=2_000, resume_bytes=1_000, flush_bytes=70_000)
 _LIMITS = RelayLimits()
-#: What is written has other bytes at each place, so that what is lost, doubled or in another order is seen.
+#: The text that is written differs at each place, so that lost, doubled and reordered bytes are found.
 _TEXT = hashlib.shake_128(b"text").digest(600_000)
 _CHANNELS = 24
 _NORMAL, _BY_PEER = ChannelEndReason.NORMAL, ChannelEndReason.CLOSED_BY_PEER
@@ -42,12 +42,12 @@ class _Half:
 
     @property
     def over(self) -> bool:
-        """Whether nothing more is told of it."""
+        """Whether it has ended for its application."""
         return self.aborted or self.end is not None
 
 
 class _End:
-    """A client with its application, and the bytes under way between it and the relay."""
+    """A client with its application, and the bytes in flight between it and the relay."""
 
     def __init__(self, world: _World, number: int, dialect: Dialect, layout: Layout) -> None:
         random = repeatable(bytes((number,)))
@@ -134,7 +134,7 @@ class _End:
             self.abort(half)
 
     def note(self, events: list[Event]) -> None:
-        """Take note of events; nothing is told of a channel that is over, and each end once."""
+        """Record events: none for an ended channel, and each end once."""
         for event in events:
             if isinstance(event, ChannelOffered):
                 half = self._add(event.channel)
@@ -164,7 +164,7 @@ class _End:
     # --- the network -----------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """The network takes what the client has: never two Sends of one channel in one write."""
+        """The network takes the client's data: never two Sends of one channel in one write."""
         wanted = self.core.wants_write
         data = self.core.data_to_send()
         assert wanted or not data
@@ -201,7 +201,7 @@ class _World:
         self.quirks = bool(layouts & 4)
         self.switch = Switch(_LIMITS, go_quirks=self.quirks)
         self.dials: dict[bytes, _Half] = {}
-        #: Whether something was ended because it took too long: then it may have been cut off.
+        #: Whether something timed out, and so may have been cut off.
         self.late = False
         dialect = _DIALECTS[kind % len(_DIALECTS)]
         one = _End(self, 0, dialect, SEED if layouts & 1 else GO)
@@ -210,7 +210,7 @@ class _World:
         self.ends = one, two
 
     def relayed(self, events: object, *, in_time: bool) -> None:
-        """A relay that is asked nothing wrong refuses nothing, and ends only what one side ends or is too late."""
+        """The relay refuses no valid request, and ends only channels that one side ends or that time out."""
         assert isinstance(events, list)
         for event in events:
             assert isinstance(event, (TransportStarted, TransportEnded))
@@ -219,7 +219,7 @@ class _World:
                 self.late |= not in_time
 
     def relay(self) -> None:
-        """What the service does after a read."""
+        """Act as the service does after a read."""
         dirty, self.switch.dirty = self.switch.dirty, []
         for end in self.ends:
             end.member.dirty = False
@@ -251,7 +251,7 @@ class _World:
                 assert now >= end.halves[event.channel].closed_at + _CONFIG.close_timeout_s
 
     def settle(self) -> None:
-        """Everything is taken and delivered until nothing moves any more, which is soon."""
+        """Take and deliver everything until nothing moves any more, which is soon."""
         for _ in range(1_000):
             for end in self.ends:
                 for half in list(end.halves.values()):
@@ -283,7 +283,7 @@ class _World:
         )
 
     def _check(self, half: _Half) -> None:
-        """What became of a half once nothing moves any more."""
+        """Check a half once nothing moves any more."""
         channel, pair = half.channel, half.pair
         assert channel.received_bytes == len(half.received) or half.aborted or channel.dropped
         if half.end is not None or (half.aborted and channel.state is ChannelState.CLOSED):
@@ -305,7 +305,7 @@ class _World:
                 assert half.closed and (pair.end in (_BY_PEER, _NORMAL) or pair.aborted)
                 assert pair.aborted or pair.received == half.written, "an orderly end cuts nothing off"
                 assert pair.aborted or channel.cut_bytes == 0
-                # What the other one had sent before it heard of the end arrives as well.
+                # Data that the other end had sent before it learned of the end arrives as well.
                 assert pair.aborted or half.received == pair.written[: pair.channel.sent_bytes]
             case ChannelEndReason.CLOSED_BY_PEER:
                 assert pair.closed or (pair.aborted and (not pair.open or self.quirks))  # a dial that was given up
@@ -346,9 +346,9 @@ class _World:
 
 
 def one_input(data: bytes) -> None:
-    """Two bytes say how the clients speak, and how the relay does; then operations of applications, networks and time.
+    """Two bytes choose the dialects of clients and relay; then operations of applications, networks and time.
 
-    However slow it all is, no byte is lost, doubled or in another place, each channel ends once at each side and for the
+    However slow the networks are, no byte is lost, doubled or reordered, each channel ends once at each side and for the
     same reason at both, and nothing hangs.
     """
     choices = Choices(data)

@@ -1,4 +1,4 @@
-"""Two clients of messaging whose frames pass through a hostile relay, while their applications do what they like."""
+"""Two messaging clients with arbitrary applications, and a hostile relay between them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from fuzz.choices import Choices, repeatable
 from fuzz.oracles import KEYS, outcome
 
 _DIALECTS = tuple(DIALECTS.values())
-#: Small, so that a short input reaches every one of them.
+#: Small limits, so that a short input reaches every one of them.
 _CONFIG = ConnectionConfig(
     offered_limit=3,
     incoming_limit=5,
@@ -41,7 +41,7 @@ _CONFIG = ConnectionConfig(
 )
 
 
-#: What a client may hold against the other one, or the relay.
+#: Faults that a client may find in the other client or the relay.
 _FAULTS = {
     ChannelEndReason.HANDSHAKE,
     ChannelEndReason.DIALECT,
@@ -53,9 +53,9 @@ _WAITS_S = {ChannelState.HALF_CLOSED: _CONFIG.close_timeout_s, ChannelState.ABAN
 
 
 class _Client:
-    """A core and what its application knows of it.
+    """A core and its application's view of it.
 
-    Beside it stands what the specification says of frames that are no data: which of them goes out for what comes.
+    Beside it a model of the specification: the control frames that are sent for each frame that arrives.
     """
 
     def __init__(self, number: int, dialect: Dialect) -> None:
@@ -70,16 +70,16 @@ class _Client:
         self.written: dict[Channel, bytes] = {}
         self.received: dict[Channel, bytes] = {}
         self.reader = FrameReader(GO)
-        #: Frames that it has sent and the relay still holds: type, id, payload.
+        #: Frames that it has sent and that the relay still holds: type, id, payload.
         self.held: list[tuple[int, int, bytes]] = []
         self.dead = False
         self.now = 0.0
-        #: What is to go out before any data: type, id, and how long the payload is.
+        #: Frames to send before any data: type, id, length of the payload.
         self.control: list[tuple[int, int | None, int]] = []
         self.late_ids: list[int] = []
-        #: When a channel that waits for the last word is over; ``None`` until time has passed.
+        #: When a channel that waits for the last frame times out; ``None`` until time has passed.
         self.due: dict[Channel, float | None] = {}
-        #: Channels that its application has given up, or that were told to be over.
+        #: Channels that its application has given up, or that have ended for it.
         self.silent: set[Channel] = set()
         self.paused: set[Channel] = set()
         self.faults = 0
@@ -87,7 +87,7 @@ class _Client:
     # --- what comes ------------------------------------------------------------------------------------------------
 
     def feed(self, data: bytes, now: float) -> list[Any]:
-        """What a shell does with a read."""
+        """Handle a read as a shell does."""
         if self.dead:
             return []
         events: list[Any] = []
@@ -100,7 +100,7 @@ class _Client:
         return events
 
     def feed_frame(self, kind: int, channel_id: int, payload: bytes, now: float) -> None:
-        """One frame, whose meaning is known. Behind a part of another one it means nothing, or anything."""
+        """One frame with a known meaning. Behind a part of another frame it may mean anything."""
         data = GO.encode(kind, channel_id, payload)
         if self.dead or self.core._reader._tail:
             self.feed_garbage([data], now)
@@ -133,13 +133,13 @@ class _Client:
             self._over(channel)
 
     def feed_garbage(self, pieces: list[bytes], now: float) -> None:
-        """Bytes that may be any frames: what goes out for them is what goes out."""
+        """Bytes that may be any frames, without a model of the frames sent for them."""
         for piece in pieces:
             self.feed(piece, now)
         self.resume_model()
 
     def resume_model(self) -> None:
-        """From here on the core is held to what it has said so far."""
+        """Continue the model from the core's present state."""
         core = self.core
         frames = b"".join(core._control)
         self.control = [(kind, at, end - start) for kind, at, start, end in GO.split_frames(frames)[0]]
@@ -148,7 +148,7 @@ class _Client:
         self.silent = {one for one in self.channels if one.discarding}
 
     def _takes(self, channel_id: int, payload: bytes) -> bool:
-        """Whether an offer is good, and there is room for it."""
+        """Whether an offer is valid and has room."""
         others = [one for one in self.core.channels.values() if not one.initiator]
         waiting = [one for one in others if one.state is ChannelState.OFFERED]
         in_use = channel_id in self.core.channels and not self.dialect.own_ids
@@ -216,7 +216,7 @@ class _Client:
             self._half_closed(channel, state)
 
     def _half_closed(self, channel: Channel, state: ChannelState) -> None:
-        """Our CloseChannel goes out: everything written was sent before, and acknowledged if the dialect has that."""
+        """Our CloseChannel is sent: all data was sent before, and acknowledged if the dialect has that."""
         assert state in (ChannelState.OPEN, ChannelState.CLOSING) and channel.state is ChannelState.HALF_CLOSED
         assert channel.acked_bytes == len(self.written.get(channel, b""))
         assert not self.dialect.acks or not channel.unread_bytes
@@ -238,7 +238,7 @@ class _Client:
                 self.silent.add(event.channel)
 
     def _dropped(self, channel: Channel) -> None:
-        """A channel ended without a last word of the other side."""
+        """A channel ended without a last frame of the other side."""
         if channel.send_id is not None:
             self.control.append((CHANNEL_CLOSED, channel.send_id, 0))
         self.late_ids.append(channel.id)
@@ -263,7 +263,7 @@ class _Client:
     # --- what goes out ---------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """What answers the relay, then a Send of each channel in turn."""
+        """First answers to the relay, then a Send of each channel in turn."""
         core = self.core
         ready = {channel for channel in core.channels.values() if channel.sendable}
         closing = [channel for channel in core._sending if channel.state is ChannelState.CLOSING]
@@ -278,7 +278,7 @@ class _Client:
         assert all(kind == SEND for kind, _, _ in sends) and len(sends) <= len(ready)
         if len(data) < _CONFIG.flush_bytes:
             assert len(sends) == len(ready)
-        # The last ciphertext may be too much, and no more.
+        # Only the last ciphertext may exceed the limit.
         assert not sends or len(data) - sends[-1][2] < _CONFIG.flush_bytes + 4 * len(found)
         self.control = []
         for channel in closing:
@@ -367,7 +367,7 @@ class _Client:
         self.written[channel] = self.written.get(channel, b"") + data
 
     def _aborted(self, channel: Channel, state: ChannelState) -> None:
-        """An application gives a channel up: it is told nothing more, and the other side is told once."""
+        """An application gives a channel up: it gets no more events, and the other side is told once."""
         self.silent.add(channel)
         if state in (ChannelState.OPEN, ChannelState.CLOSING):
             self._dropped(channel)
@@ -382,7 +382,7 @@ class _Client:
             assert channel.state is state and not channel.pending.size
 
     def pass_time(self, now: float) -> None:
-        """A wait begins when the time is told, and the channel is over when it ends, not before."""
+        """A wait begins when the core learns the time; the channel ends exactly when the wait does."""
         core = self.core
         times = [self.now if at is None else at for at in self.due.values()]
         assert core.next_timeout() == (min(times) if times else None)
@@ -407,7 +407,7 @@ class _Client:
             self._over(channel)
 
     def check(self) -> None:
-        """What the core counts is what there is."""
+        """The core's counters are correct."""
         core = self.core
         assert {channel.id for channel in core.channels.values()} == set(core.channels)
         states = [channel.state for channel in core.channels.values()]
@@ -435,9 +435,9 @@ class _Client:
 def one_input(data: bytes) -> None:
     """The first byte picks a dialect; then operations of the two applications and of the relay between them.
 
-    The relay passes frames on under any id, alters, repeats, drops and makes them up. Whatever it does, what arrives on a
-    channel is the beginning of what was written to one, each core keeps its counts and answers each frame as it should,
-    and where the relay is honest no end is found at fault.
+    The relay passes frames on under any id, alters, repeats, drops and forges them. Whatever it does, the data that arrives
+    on a channel is a prefix of the data written to one, each core counts correctly and answers each frame as specified,
+    and if the relay is honest no end is found at fault.
     """
     choices = Choices(data)
     dialect = _DIALECTS[choices.byte() % len(_DIALECTS)]
@@ -476,7 +476,7 @@ def one_input(data: bytes) -> None:
 
 
 def _pass_on(client: _Client, other: _Client, choices: Choices, now: float, dialect: Dialect, touched: bool) -> bool:
-    """The relay passes a frame on; tells whether it does not as it should."""
+    """The relay passes a frame on; gives whether it does so wrongly."""
     how, given = choices.below(8), choices.byte()
     at = choices.byte() % len(client.held) if how == 7 else 0
     kind, channel_id, payload = client.held[at]
@@ -490,7 +490,7 @@ def _pass_on(client: _Client, other: _Client, choices: Choices, now: float, dial
     if how == 4 and payload:
         place = choices.byte() % len(payload)
         payload = payload[:place] + bytes((payload[place] ^ (1 + choices.byte() % 255),)) + payload[place + 1 :]
-    # With ids of both sides only the first channel of each is passed on as it should be.
+    # If both sides choose ids, only the first channel of each is passed on correctly.
     wrong = how >= 4 or (dialect.own_ids and ((given != 0 and kind != OPEN_CHANNEL) or len(client.channels) > 1))
     # The ids of an honest relay if the input likes: 255 less the caller's on the callee's link, and the same back.
     channel_id = (255 - channel_id) & 0xFF if not dialect.own_ids and how < 4 else given

@@ -1,4 +1,4 @@
-"""The handshake of a messaging link, both roles: JSON of strangers, and what comes behind it."""
+"""The handshake of a messaging link, both roles: JSON of strangers, and the bytes behind it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CLIENT, _RELAY = KEYS[:2]
 
 
 class _Side:
-    """A handshake, what it has sent that did not arrive yet, and how it ended."""
+    """A handshake, its data in flight, and how it ended."""
 
     def __init__(self, core: LinkInitiator | LinkResponder, *, accepts: bool) -> None:
         self.core = core
@@ -35,7 +35,7 @@ class _Side:
             self.sent += self.core.data_to_send()
 
     def act(self, data: bytes | None, now: float) -> None:
-        """What a shell does with a read, or with a time that has come."""
+        """Handle a read or a timeout as a shell does."""
         if self.done is not None or self.failed:
             return
         events: Any
@@ -63,8 +63,8 @@ class _Side:
 def one_input(data: bytes) -> None:
     """The first byte says whether the client is let in; then operations: deliver, alter, inject, rewrite, let time pass.
 
-    Where nothing was touched and there was time, both sides learn each other. Whatever happens, a side that is done knows
-    the key of the other, because no other key has signed; and what is kept is bounded.
+    If nothing was altered and time sufficed, both sides learn each other's key. Whatever happens, a side that is done knows
+    the other's key, because no other key has signed; and buffered data is bounded.
     """
     choices = Choices(data)
     accepts = not choices.flag()
@@ -112,7 +112,7 @@ def one_input(data: bytes) -> None:
 
 
 def _rewritten(text: bytes, choices: Choices) -> bytes:
-    """The object that is under way with a member that says something else."""
+    """The object in flight, with one member changed."""
     try:
         parsed = json.loads(text)
     except ValueError:
@@ -128,7 +128,7 @@ def _rewritten(text: bytes, choices: Choices) -> bytes:
 
 
 def seeds() -> Iterator[bytes]:
-    """Handshakes that succeed, whole and in pieces; objects that were altered, rewritten and made up."""
+    """Handshakes that succeed, whole and in pieces; altered, rewritten and forged objects."""
     run = b"\x01\x00\x00\x00" + b"\x00\x00\x00\x00"
     for kind in (0, 1):
         head = bytes((kind,))

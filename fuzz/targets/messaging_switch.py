@@ -35,12 +35,12 @@ _LIMITS = RelayLimits(close_timeout_s=5.0, strays_per_s=1e6, stray_burst=10**6, 
 _MESSAGE = CLIENTS[0].raw + bytes(16)
 
 
-#: What a client is yet to get of one channel: type and payload, in order.
+#: Frames of one channel that a client has yet to get: type and payload, in order.
 _Flow = deque[tuple[int, bytes]]
 
 
 class _Switch(Switch):
-    """A switch that tells which queues it drops."""
+    """A switch that reports the queues it drops."""
 
     def __init__(self, limits: RelayLimits, *, go_quirks: bool) -> None:
         super().__init__(limits, go_quirks=go_quirks)
@@ -52,7 +52,7 @@ class _Switch(Switch):
 
 
 class _World(World):
-    """The switch and its clients, as far as they know what they may send."""
+    """The switch and its clients, with the frames that clients may send."""
 
     switch: _Switch
     members: list[Member]  # type: ignore[assignment]
@@ -63,17 +63,17 @@ class _World(World):
         self.switch.world = self
         self.quirks = quirks
         self.readers: dict[Member, FrameReader] = {}
-        #: Bytes of a frame that has not come whole.
+        #: Bytes of an incomplete frame.
         self.begun: dict[Member, bytes] = {}
-        # What came for the client of a leg and was not sent to it yet; the legs by what it calls them; and those whose
-        # client need not get it all, because the channel was ended by a limit or by itself.
+        # Frames that arrived for a leg's client and were not sent to it yet; the legs by the client's ids; and legs whose
+        # client need not get everything, because a limit or the client itself ended the channel.
         self.flows: dict[Leg, _Flow] = defaultdict(deque)
         self.called: dict[tuple[Member, int], list[Leg]] = defaultdict(list)
         self.lossy: set[Leg] = set()
         self.told: set[Leg] = set()  # whose client is told of the end, behind all else
-        # Ids of clients that were used again while something of the channel before waited.
+        # Clients' ids that were reused while frames of the old channel were queued.
         self.reused: set[tuple[Member, int]] = set()
-        #: Frames that belong to no channel: the end of one that there was not.
+        #: Frames that belong to no channel: the end of an unknown channel.
         self.alone: Counter[tuple[Member, int, int]] = Counter()
         self.given: dict[Member, int] = {}  # the id that the relay gave last, of the upper half
         self.requests: Counter[bytes] = Counter()  # by the key of the client they are for
@@ -88,7 +88,7 @@ class _World(World):
 
     def admit(self, key: PublicKey, flags: int, group: str) -> tuple[Member, list[SwitchEvent]]:
         member, events = self.switch.add_member(key, self.now, group=group)
-        # A client tells its layout first: what an unknown one is sent in between would be in the other.
+        # A client announces its layout first: until then it would be sent frames in the other layout.
         layout = SEED if flags & 4 else GO
         self.readers[member] = FrameReader(layout)
         self.begun[member] = b""
@@ -100,7 +100,7 @@ class _World(World):
     # --- what comes ------------------------------------------------------------------------------------------------
 
     def feed(self, member: Any, data: bytes) -> None:
-        """As much at once as is Sends of open channels; everything else by itself, because it changes what is open."""
+        """Sends of open channels together; every other frame by itself, because it changes which channels are open."""
         if member.overloaded:
             return
         at, buffer = len(self.begun[member]), self.begun[member] + data
@@ -132,7 +132,7 @@ class _World(World):
                 super().feed(member, buffer[at:])
 
     def _passes(self, member: Member, buffer: bytes, kind: int, channel_id: int, start: int, end: int) -> bool:
-        """Whether a frame goes to the other client as it is; takes note of it then."""
+        """Whether a frame goes to the other client unchanged; records it then."""
         leg = member.legs.get(channel_id)
         if kind != SEND or leg is None or not leg.open or leg.closing or not _fits(leg, end - start):
             return False
@@ -141,7 +141,7 @@ class _World(World):
         return True
 
     def _feed_one(self, member: Member, kind: int, channel_id: int, payload: bytes, data: bytes) -> None:
-        """A frame that is answered, passed on, ignored, or ends its channel."""
+        """A frame is answered, passed on, ignored, or ends its channel."""
         leg = member.legs.get(channel_id)
         other = leg.other if leg is not None else None
         self.news = []
@@ -205,7 +205,7 @@ class _World(World):
         assert self.passed[member] <= self.limits.request_burst + self.limits.requests_per_s * lasted_s + 1
 
     def _call(self, member: Member, channel_id: int, leg: Leg) -> None:
-        """From now on frames with this id may be of ``leg``."""
+        """From now on, frames with this id may belong to ``leg``."""
         before = self.called[member, channel_id]
         if any(self.flows[one] or one.open for one in before if one is not leg):
             self.reused.add((member, channel_id))
@@ -225,13 +225,13 @@ class _World(World):
         return "" if _is_point(payload[KEY_BYTES:]) else "malformed"
 
     def _full(self, member: Member, target: Member) -> str:
-        """Why the relay has no room, for any client that asks."""
+        """Why the relay has no room, whoever asks."""
         if member.dials + member.incoming.count >= self.limits.transports_per_connection:
             return "busy"
         return "busy" if target.control_backlog_bytes > self.limits.control_backlog_bytes else ""
 
     def _next_id(self, member: Member) -> int | None:
-        """The next one down from the last one, of 255 to 128, then the highest of the others."""
+        """The next free id below the last, from 255 down to 128; then the highest of the others."""
         last = self.given[member]
         taken = {leg.key for leg in member.legs.values()} | {leg.id for leg in member.waiting if not leg.open}
         if not member.own_ids:
@@ -346,14 +346,14 @@ class _World(World):
                 self._note_end(event.asking, event)
 
     def _note_end(self, asking: Any, event: TransportEnded) -> None:
-        """The client that did not end a channel gets what came before, and the news; a limit is told to both."""
+        """The client that did not end a channel gets all earlier frames, then the end; both are told of a limit."""
         both = event.by == "server" or (self.timing and event.reason == Ending.NORMAL)
         if self.timing and event.reason == Ending.NORMAL:
             closer = asking if event.by == asking.side else asking.other
             assert self.now >= self.closing_since[closer] + _LIMITS.close_timeout_s
         if event.reason == Ending.HANDSHAKE_TIMEOUT:
             assert self.now >= asking.since + self.limits.request_timeout_s
-        # A channel that one side has closed ends by that side, although it is the other one that sends the last frame.
+        # A channel that one side has closed is ended by that side, although the other side sends the last frame.
         last = self.sender or event.by
         for leg in (asking, asking.other):
             if both or last == leg.side:
@@ -375,11 +375,11 @@ class _World(World):
         return CHANNEL_CLOSED if leg.closing or waits else self._ends_open(leg.member)
 
     def _ends_open(self, member: Any) -> int:
-        """What ends a channel that is open; clients of 2019 write no other layout than GO."""
+        """The frame that ends an open channel; clients of 2019 write only the layout GO."""
         return CLOSE_CHANNEL if self.quirks and member.layout is GO else CHANNEL_CLOSED
 
     def pass_time(self, seconds: float) -> None:
-        """See :class:`World`; and a channel that one side has closed is over in time."""
+        """See :class:`World`; and a channel that one side has closed ends in time."""
         self.timing = True
         super().pass_time(seconds)
         self.timing = False
@@ -390,7 +390,7 @@ class _World(World):
                 assert self.now < since + _LIMITS.close_timeout_s
 
     def note_cut(self, queue: Leg) -> None:
-        """A queue is dropped only for a limit that was passed."""
+        """A queue is dropped only for an exceeded limit."""
         limits, member = self.limits, queue.member
         assert (
             queue.queued_bytes > limits.queue_hard_bytes
@@ -426,7 +426,7 @@ class _World(World):
         return member.layout.encode(kind, channel_id, payload)
 
     def sent(self, member: Member, data: bytes) -> None:
-        """Every frame is one that the client was to get, after all that came before it on its channel."""
+        """The client gets only expected frames, in the order of their channel."""
         data, frames = self.readers[member].read(data)
         for kind, channel_id, start, end in frames:
             payload = data[start:end]
@@ -463,7 +463,7 @@ class _World(World):
                 assert len(called) == len(set(called))
 
     def finish(self) -> None:
-        """When all networks take everything, every client has got what was sent to it."""
+        """Once all networks take everything, every client has got all frames sent to it."""
         for member in self.members:
             member.resume()
             while member.wants_write:
@@ -482,7 +482,7 @@ class _World(World):
 
 
 def _fits(leg: Leg, size: int) -> bool:
-    """Whether a payload is not too long for the layout of the other client."""
+    """Whether a payload fits the layout of the other client."""
     return size + 1 <= leg.target.layout.body_limit_bytes
 
 
@@ -492,7 +492,7 @@ def _is_point(message: bytes) -> bool:
 
 
 def one_input(data: bytes) -> None:
-    """The first byte says whether clients are those of 2019; then what clients of any kind do (:func:`fuzz.switches.run`)."""
+    """The first byte says whether clients are those of 2019; then operations of clients (:func:`fuzz.switches.run`)."""
     run(_World(Choices(data)))
 
 
@@ -503,7 +503,7 @@ def seeds() -> Iterator[bytes]:
     send = b"\x02\x00\x00\x00\x01\x00\x00\x00\x40\x01"
     close, closed = b"\x02\x00\x00\x03\x01\x00\x00\x00\x01", b"\x02\x01\x00\x04\x01\x00\x00\x00\x01"
     stopped = b"\x06\x01\x00"
-    # An id that a client gives to what it asks for, and then to what it is asked.
+    # An id that a client uses for its own request, and then for a request of another client.
     asked = b"\x02\x00\x00\x01\x0a\x00\x01\x01\x01" + b"\x02\x01\x00\x01\x00\x00\x01\x00\x01"
     taken = b"\x02\x00\x00\x02\x01\x01\x05\x00\x01\x01" + b"\x02\x01\x00\x02\x01\x01\x01\x00\x01\x01"
     for more in (b"", send, close, ask, asked[:9], b"\x01\x00\x01", b"\x01\x01\x01"):

@@ -1,4 +1,4 @@
-"""The window of a path: what its streams send, wait for and get acknowledged by any clock; and simulated paths."""
+"""The window of a path: streams that send, wait and get acknowledged by any clock; and simulated paths."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from dmsg.mux.core.path_window import (
 from fuzz.choices import Choices
 
 _START_S = 10_000.0
-#: What is written at once: much more than a frame.
+#: Bytes written at once: much more than a frame.
 _MUCH_BYTES = 1 << 20
-#: Frames of a simulation, and those at its end in which the path is to be in use.
+#: Frames of a simulation, and the last ones, during which the path must be in use.
 _FRAMES, _LAST_FRAMES = 1_000, 250
-#: The path is used by this share of its rate at least, and half of what is sent waits no longer than this share of a round
-#: trip, or than is allowed nearby.
+#: Least used share of the path's rate, and longest median wait as a share of a round trip (or the time that is allowed on
+#: short paths).
 _USED_SHARE = 0.7
 _WAITING_ROUNDS = 0.6
 
 
 class _Stream:
-    """A sender, its frames under way and the bytes of them."""
+    """A sender, its frames in flight and their bytes."""
 
     def __init__(self) -> None:
         self.frames: deque[tuple[Stamp, int]] = deque()
@@ -39,7 +39,7 @@ class _Stream:
 
 
 class _World:
-    """A window with a clock that the input sets, and what there is beside it."""
+    """A window with a clock that the input sets, and its model."""
 
     def __init__(self, most_bytes: int) -> None:
         self.now, self.last_sent_at = _START_S, 0.0
@@ -49,7 +49,7 @@ class _World:
         self.waiting: list[_Stream] = []
 
     def send(self, stream: _Stream, wanted_bytes: int) -> bool:
-        """Send a frame if there is room for one, as a sealed stream does; else wait. Gives whether one was sent."""
+        """Send a frame if there is room, as a sealed stream does, otherwise wait. Gives whether it was sent."""
         window = self.window
         room = window.room_bytes(stream.bytes, wanted_bytes)
         self._check_room(stream, wanted_bytes, room)
@@ -77,7 +77,7 @@ class _World:
         assert stream.bytes or room >= min(wanted_bytes, EXEMPT_BYTES)
 
     def acknowledge(self, stream: _Stream, frames: int, *, late: bool) -> None:
-        """The next ``frames`` of a stream have arrived; ``late``, when nobody knows any more when they were sent."""
+        """The next ``frames`` of a stream have arrived; if ``late``, their send times are no longer known."""
         size, stamp = 0, None
         for _ in range(min(frames, len(stream.frames))):
             stamp, one = stream.frames.popleft()
@@ -90,13 +90,13 @@ class _World:
         self.window.acknowledged(None if late else stamp, size)
 
     def forget(self, stream: _Stream) -> None:
-        """A stream is over, and another one begins."""
+        """A stream ends, and another one begins."""
         self.window.forget(stream, stream.bytes)
         self.streams[self.streams.index(stream)] = _Stream()
         self.waiting = [one for one in self.waiting if one is not stream]
 
     def round_trip(self, stream: _Stream, took_s: float) -> None:
-        """A stream fills what it may, and all of it arrives."""
+        """A stream fills its window, and all of it arrives."""
         while self.send(stream, _MUCH_BYTES):
             pass
         self.now += took_s
@@ -104,7 +104,7 @@ class _World:
             self.acknowledge(stream, 6, late=False)
 
     def take_waiting(self) -> None:
-        """All that wait may go on, or none because there is no room."""
+        """All waiting streams may go on, or none because there is no room."""
         window, expected = self.window, self.waiting
         taken = window.take_waiting()
         if taken:
@@ -114,7 +114,7 @@ class _World:
             assert not expected or window.under_way_bytes + window.frame_bytes > window.window_bytes
 
     def check(self) -> None:
-        """What is counted is what there is, and each bound is kept."""
+        """All counters are correct, and no bound is exceeded."""
         window = self.window
         assert window.under_way_bytes == sum(stream.bytes for stream in self.streams)
         assert {stream for stream in self.streams if stream.bytes} <= window.senders
@@ -125,11 +125,11 @@ class _World:
 
 
 def one_input(data: bytes) -> None:
-    """The first byte says whether operations follow, or what a path is like that is simulated.
+    """The first byte chooses between operations and a simulated path.
 
-    The window stays between its bounds, what is under way is what was sent and neither acknowledged nor forgotten, each
-    stream has its share, and none that waits is forgotten. On a path that stays as it is the window fills it, and
-    little more, also after the clock was set back.
+    The window stays within its bounds, the data in flight is what was sent and neither acknowledged nor forgotten, each
+    stream has its share, and no waiting stream is forgotten. On a constant path, the window fills the path and little
+    more, even after the clock was set back.
     """
     choices = Choices(data)
     how = choices.byte()
@@ -179,7 +179,7 @@ def one_input(data: bytes) -> None:
 
 
 def _simulate(choices: Choices) -> None:
-    """One or more streams that always have data, over a path with a rate, a delay and a queue without end."""
+    """One or more streams that always have data, over a path with a rate, a delay and an unbounded queue."""
     round_trip_s = (5 + choices.byte() % 196) / 1000
     fits_bytes = 4_096 + choices.byte() * 2_048
     rate = fits_bytes / round_trip_s

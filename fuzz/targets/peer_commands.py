@@ -1,4 +1,4 @@
-"""The commands that other twins ask a peer of the Reliable Message Bus for, and which of them get a list in Redis."""
+"""The commands that other twins request of a peer of the Reliable Message Bus, and the lists they get in Redis."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def one_input(data: bytes) -> None:
 
 
 def _name(command: str) -> None:
-    """No command reaches the lists and notes of the peer itself, and two have not one list."""
+    """No command reaches the lists and notes of the peer itself, and no two commands share a list."""
     try:
         size = len(command.encode())
     except UnicodeEncodeError:
@@ -50,13 +50,13 @@ def _name(command: str) -> None:
 
 
 class _List:
-    """What is known of a list: whose it is, unless a service has taken from it; what was pushed; how long it is kept."""
+    """A list: its owner, unless a service has taken from it; its requests; how long it is kept."""
 
     def __init__(self, twin: int | None, until: float, at: int) -> None:
         self.twin = twin
         self.pushed = 0
         self.until = until
-        #: When a request last came for it, as a number of operations.
+        #: Number of the operation that last pushed a request.
         self.at = at
 
 
@@ -67,7 +67,7 @@ class _Model:
         self.lists: dict[str, _List] = {}
 
     def admit(self, command: str, twin: int, now: float, at: int) -> tuple[bool, set[str]]:
-        """Whether the request may be pushed, and the commands of which one gives way for it, if one must."""
+        """Whether the request may be pushed, and the commands one of which must give way for it, if any."""
         self.lists = {name: one for name, one in self.lists.items() if one.until > now}
         one = self.lists.get(command)
         gone: set[str] = set()
@@ -79,7 +79,7 @@ class _Model:
                 most = max(counts.values())
                 if most <= counts[twin] + 1:
                     return False, gone
-                # Of twins that have made as many each, any one; but the command of it that was asked for longest ago.
+                # Any of the twins with the most lists; of that twin the least recently requested command.
                 for other in (twin for twin, made in counts.items() if made == most):
                     gone.add(min((each.at, name) for name, each in self.lists.items() if each.twin == other)[1])
             one = self.lists[command] = _List(twin, 0.0, at)
@@ -88,14 +88,14 @@ class _Model:
         return True, gone
 
     def counts(self) -> Counter[int]:
-        """How many lists that no service has taken from each twin has made."""
+        """For each twin, the number of its lists from which no service has taken."""
         return Counter(one.twin for one in self.lists.values() if one.twin is not None)
 
 
 def _operations(choices: Choices) -> None:
     """Requests of a few twins for a few commands, services that take them, and time.
 
-    What is admitted, and what gives way, is what the model says; the sums are those of what there is.
+    Admissions and evictions are those of the model, and the sums are correct.
     """
     commands, model = Commands(), _Model()
     now = 0.0
@@ -127,7 +127,7 @@ def _operations(choices: Choices) -> None:
 
 
 def _check(commands: Commands, model: _Model) -> None:
-    """What is counted is what there is, and not more than may be."""
+    """All counters are correct and within their limits."""
     counts = model.counts()
     assert counts.total() <= _LISTS and max(counts.values(), default=0) <= _LISTS_OF_A_TWIN
     assert set(commands._served) == {name for name, one in model.lists.items() if one.twin is None}
@@ -139,7 +139,7 @@ def _check(commands: Commands, model: _Model) -> None:
 
 
 def seeds() -> Iterator[bytes]:
-    """Names of all kinds; twins with their share, and one more; lists that are served, that end, that give way."""
+    """Names of all kinds; twins at and over their share; lists that are served, end and give way."""
     for name in (
         "calculator.add",
         "",

@@ -1,4 +1,4 @@
-"""The log pipeline's line scanner: what it takes for a plain event becomes a row of the same values."""
+"""The log pipeline's line scanner: a line that it takes for a plain event becomes a row of the same values."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from fuzz.choices import Choices
 
 DICTIONARY = words.members("event", "v", "ts", "role", "node", "boot", "seq")
 
-#: Of a file that unpacks to very much this is looked at, in blocks of a mebibyte.
+#: Blocks of 1 MiB to check in a file that unpacks to very much.
 _BLOCKS = 8
 
 
 def one_input(data: bytes) -> None:
-    """The first byte says how the rest, a file of lines, is compressed: not at all, or zst or gz of what may be anything.
+    """The first byte says how the rest, a file of lines, is compressed: not at all, or as zst or gz of any bytes.
 
-    Only ``Unreadable`` leaves, no line is lost, and each plain line is one JSON object that Arrow reads as Python does.
+    Raises only ``Unreadable``, no line is lost, and each plain line is one JSON object that Arrow reads as Python does.
     """
     choices = Choices(data)
     suffix = ("jsonl", "jsonl.zst", "jsonl.gz")[choices.byte() % 3]

@@ -1,4 +1,4 @@
-"""When a discovery proves which relay, between strangers that register what they like and hosts that never asked for it."""
+"""The schedule in which a discovery proves relays, among strangers with any registrations and unwitting hosts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dmsg.discovery.proofs.schedule import ProofSchedule
 from dmsg.discovery.relay_addresses import is_ip
 from fuzz.choices import Choices
 
-#: Limits so small that a short input reaches every one of them. Rates and times are such that floats are exact.
+#: Limits small enough for a short input to reach every one of them. Rates and times are such that floats are exact.
 _LIMITS = ProofLimits(
     interval_s=16.0,
     attempts=2,
@@ -36,7 +36,7 @@ _LIMITS = ProofLimits(
     resolving_per_source=1,
 )
 _KEYS = [SecretKey(bytes((number,)) * 32).public_key for number in range(1, 17)]
-#: Of no more networks than the budgets have room for, so that none is forgotten.
+#: Of no more networks than the budgets hold, so that none is forgotten.
 _IPS = ("9.9.1.1", "9.9.1.2", "9.9.2.1", "9.9.3.1", "2600:1:2::1", "2600:1:2:1::1", "10.0.0.1")
 _HOSTS = (*_IPS, "a.relay.example", "b.relay.example", "relay.test")
 _SOURCES = ("", "9.9.1.1", "9.9.1.7", "9.9.2.1", "9.8.1.1", "9.8.2.1", "2600:1:2::1", "10.0.0.1")
@@ -44,7 +44,7 @@ _PROTOCOLS = ("dmsg", "messaging")
 
 
 class _Budget:
-    """Failures left by name, each as a number that grows with time."""
+    """Remaining failures by name; each number grows with time."""
 
     def __init__(self, burst: float, rate_per_s: float) -> None:
         self.burst, self.rate_per_s = burst, rate_per_s
@@ -60,7 +60,7 @@ class _Budget:
 
 @dataclass(eq=False)
 class _Proof:
-    """A proof under way. ``ip`` is "" while the name is being resolved, and ``spent`` is what it has taken."""
+    """A proof in progress. ``ip`` is "" while the name is being resolved, and ``spent`` is its cost so far."""
 
     record: RelayRecord
     source: str
@@ -72,7 +72,7 @@ class _Proof:
 
 
 class _World:
-    """A schedule and its driver, and beside them what is known of each relay."""
+    """A schedule and its driver, and a model of each relay."""
 
     def __init__(self, choices: Choices) -> None:
         self.choices = choices
@@ -83,7 +83,7 @@ class _World:
         self.resolving: list[str] = []
         #: Where each listed relay was proved.
         self.proved: dict[RelayRecord, tuple[HostPort, str]] = {}
-        #: Relays that are not proved, the one that was registered longest ago first.
+        #: Relays that are not proved, in the order of registration.
         self.unproved: dict[RelayRecord, None] = {}
         self.rate = _Budget(_LIMITS.proof_burst, _LIMITS.proofs_per_s)
         self.addresses = _Budget(_LIMITS.failures_per_address, _LIMITS.failures_per_address_per_s)
@@ -95,7 +95,7 @@ class _World:
     # --- registrations ---------------------------------------------------------------------------------------------
 
     def offer(self) -> None:
-        """A relay registers, for the first time, again or from somewhere else; another one may lose its place."""
+        """A relay registers, for the first time, again or from elsewhere; another relay may lose its place."""
         choices, schedule = self.choices, self.schedule
         key, what = choices.pick(_KEYS), choices.byte()
         known = schedule.get(key.raw)
@@ -126,7 +126,7 @@ class _World:
             self.unproved[record] = None
 
     def make_room(self, before: dict[bytes, RelayRecord], record: RelayRecord | None, host: str) -> None:
-        """Who has gone for a new relay at ``host``, or whether that was turned away, is as it should be."""
+        """Check which relay was evicted for a new one at ``host``, or that the new one was refused."""
         target = _target(host)
         gone = [one for key, one in before.items() if key not in self.schedule]
         peers = [one for one in before.values() if one.target == target]
@@ -152,7 +152,7 @@ class _World:
             self.forget(one)
 
     def make_room_at(self, before: dict[bytes, RelayRecord], peers: list[RelayRecord], moved: RelayRecord) -> None:
-        """Who has gone for a relay that has moved to where ``peers`` are, or whether it has gone itself."""
+        """Check which relay was evicted for one that moved to where ``peers`` are, or that it was evicted itself."""
         gone = [one for key, one in before.items() if key not in self.schedule]
         assert all(one.state is RelayState.GONE for one in gone)
         if len(peers) < _LIMITS.relays_per_network:
@@ -164,12 +164,12 @@ class _World:
         self.forget(gone[0])
 
     def forget(self, record: RelayRecord) -> None:
-        """A relay is not known any more."""
+        """A relay is forgotten."""
         self.proved.pop(record, None)
         self.unproved.pop(record, None)
 
     def withdraw(self) -> None:
-        """A relay goes, or the store has only some of them left."""
+        """A relay is withdrawn, or the store has only some relays left."""
         if self.choices.flag():
             self.schedule.withdraw(self.choices.pick(_KEYS).raw)
             return
@@ -183,7 +183,7 @@ class _World:
     # --- proofs ----------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """The next proof, if there is one: it is of a relay that has been waiting and is available."""
+        """Start the next proof, if there is one: of a relay that has been waiting and is available."""
         schedule = self.schedule
         before = dict(schedule._records)
         waiting = [one for one in before.values() if one.state is RelayState.WAITING]
@@ -214,12 +214,12 @@ class _World:
         self.proofs.append(proof)
 
     def check_turns(self, kinds: set[int], served: int) -> None:
-        """Proved ones, new ones and names have turns: none waits for another kind for longer than two turns."""
+        """Proved relays, new relays and names take turns: no kind waits longer than two turns."""
         self.passed = Counter({kind: self.passed[kind] + 1 for kind in kinds - {served, _NAMES}})
         assert all(number <= 2 for number in self.passed.values())
 
     def check_none(self, kinds: set[int]) -> None:
-        """Nothing comes only because of the rate, or because all that wait are names that have to wait."""
+        """No proof starts only because of the rate, or because only names wait that have to."""
         schedule, left = self.schedule, self.rate.left("", self.now)
         waiting = [one for one in schedule._records.values() if one.state is RelayState.WAITING]
         resting = [one.due for one in schedule._records.values() if one.state is RelayState.RESTING]
@@ -234,7 +234,7 @@ class _World:
             assert all(self.resolving.count(one.source) >= _LIMITS.resolving_per_source for one in waiting)
 
     def admit(self, proof: _Proof) -> None:
-        """Whether to connect: exactly if everything it may cost others is there."""
+        """Connect exactly if the budgets cover everything it may cost others."""
         record, network = proof.record, network_group(proof.ip)
         claims: list[tuple[_Budget, str]] = []
         if record.network != network:
@@ -260,7 +260,7 @@ class _World:
         self.schedule.postponed(record, wait_s, self.now)
 
     def go_on(self) -> None:
-        """A proof under way is resolved, admitted, or comes to an end."""
+        """A proof in progress is resolved, admitted, or ends."""
         proof = self.proofs[self.choices.byte() % len(self.proofs)]
         record, how = proof.record, self.choices.byte()
         if not proof.ip:
@@ -285,7 +285,7 @@ class _World:
         self.schedule.resolved(source)
 
     def succeed(self, proof: _Proof) -> None:
-        """The relay was there: what the proof took is given back."""
+        """The relay was there: the cost of the proof is given back."""
         self.proofs.remove(proof)
         for budget, name in proof.spent:
             budget.spend(name, self.now, -1)
@@ -300,7 +300,7 @@ class _World:
             self.check_pause(record, 0.8 * _LIMITS.interval_s, 1.2 * _LIMITS.interval_s)
 
     def fail(self, proof: _Proof, *, certain: bool) -> None:
-        """It was not. One that is listed has another attempt if it may have been bad luck."""
+        """The relay was not there. A listed relay has another attempt if it may have been bad luck."""
         self.proofs.remove(proof)
         record = proof.record
         counts = record.state is RelayState.PROVING and not record.moved
@@ -318,13 +318,13 @@ class _World:
         self.check_pause(record, 0.8 * longest, 1.2 * longest)
 
     def check_pause(self, record: RelayRecord, least_s: float, most_s: float) -> None:
-        """It rests for so long."""
+        """The relay pauses between ``least_s`` and ``most_s``."""
         assert record.state is RelayState.RESTING and least_s <= record.due - self.now <= most_s
 
     # --- what must hold --------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Every relay is in one place, and what is listed are exactly those that are proved and available."""
+        """Every relay is in one place, and the listed relays are exactly those proved and available."""
         schedule = self.schedule
         records = schedule._records
         assert len(schedule) == len(records) <= _LIMITS.relays
@@ -358,7 +358,7 @@ class _World:
         self.listed = schedule.version, found
 
     def end(self) -> None:
-        """However much strangers have registered, each relay that is available has its turn, and first proofs end."""
+        """However much strangers have registered, each available relay has its turn, and first proofs end."""
         schedule = self.schedule
         for source in list(self.resolving):
             self.resolved(source)
@@ -387,7 +387,7 @@ _AGAIN, _FRESH, _NAMES = range(3)
 
 
 def _kind(record: RelayRecord) -> int:
-    """What a relay waits among."""
+    """The kind of queue in which a relay waits."""
     if not is_ip(record.address.host):
         return _NAMES
     return _AGAIN if record.proved else _FRESH
@@ -398,7 +398,7 @@ def _target(host: str) -> str:
 
 
 def _queue(choices: Choices) -> None:
-    """A queue beside lists: of sources, of each one's targets, and of what waits."""
+    """A queue, and lists as its model: of sources, of each source's targets, and of waiting items."""
     queue: FairQueue[int] = FairQueue()
     sources: list[str] = []
     targets: dict[str, list[str]] = {}
@@ -487,7 +487,7 @@ def one_input(data: bytes) -> None:
 
 
 def seeds() -> Iterator[bytes]:
-    """Relays that are proved, fail, move and go; too many of a network and of all; names; budgets that are used up."""
+    """Relays that are proved, fail, move and go; too many of a network and in total; names; used-up budgets."""
 
     def offer(key: int, host: int, source: int, what: int = 0) -> bytes:
         return bytes((0, key, what, host, source))

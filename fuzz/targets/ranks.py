@@ -27,7 +27,7 @@ _KEY = re.compile(r"0[23][0-9a-f]{64}")
 
 
 def one_input(data: bytes) -> None:
-    """The input is a document, or what the trusted key signs. A second reader finds the same in it, or as much wrong."""
+    """The input is a document, or text that the trusted key signs. A second reader finds the same content or faults."""
     _read(data)
     document = signed(KIND, data)
     ranks = None if document is None else _read(document)
@@ -58,7 +58,7 @@ def _read(data: bytes) -> Ranks | None:
 
 
 def _complaints(data: bytes) -> set[str] | None:
-    """What may be said against a document that the trusted key signed; ``None`` for any other."""
+    """The possible faults of a document that the trusted key signed; ``None`` for any other document."""
     try:
         document, _ = KIND.open(data, _TRUSTED)
     except RanksError:
@@ -87,7 +87,7 @@ def _complaints(data: bytes) -> set[str] | None:
 
 
 def _check_again(ranks: Ranks, spelled: bytes) -> None:
-    """What says the same is the one in force, however it is spelled; another one must be newer.
+    """The same content is the document in force, however it is spelled; another document must be newer.
 
     The limit of relays is made as small as the document, then smaller.
     """
@@ -109,10 +109,10 @@ def _refused(data: bytes, previous: Ranks | None) -> str | None:
 
 
 def _check_score(ranks: Ranks, server: bytes, now_s: Fraction) -> None:
-    """In full for half the lifetime, then in a straight line to neutral at its end; the weight is the third power."""
+    """A score counts in full for half the lifetime, then falls linearly to neutral at its end; the weight is the cube."""
     fresh = min(max(2 - 2 * (now_s - ranks.issued) / ranks.lifetime_s, Fraction(0)), Fraction(1))
     score = 500 + (ranks.scores.get(server, 500) - 500) * fresh
-    # Two roundings of a time in seconds, against what may be a short life.
+    # Two roundings of a time in seconds, relative to a lifetime that may be short.
     near = 1e-6 + float(abs(now_s)) * 1e-15 / ranks.lifetime_s
     assert abs(ranks.freshness(float(now_s)) - fresh) <= near
     effective = ranks.effective(server, float(now_s))

@@ -1,4 +1,4 @@
-"""Where a discovery has its relay ranks from: documents of all kinds, one after the other."""
+"""A discovery's source of relay ranks: documents of all kinds, one after the other."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _START_S = 1_700_000_000
 
 
 class _Caller:
-    """Answers with what the target says next."""
+    """Gives the target's next answer."""
 
     def __init__(self) -> None:
         self.answer: tuple[int, bytes] | None = None
@@ -38,9 +38,9 @@ class _Caller:
 
 
 def one_input(data: bytes) -> None:
-    """Operations: look again when there is a document, good, old, foreign, altered, or none; let time pass.
+    """Operations: load again a document that is good, old, foreign, altered or missing; let time pass.
 
-    What is in force was signed by a trusted key, is not from the future, and is never replaced by what was issued before.
+    The document in force was signed by a trusted key, is not from the future, and is never replaced by an older one.
     """
     choices = Choices(data)
     now = float(_START_S)

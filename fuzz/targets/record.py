@@ -1,4 +1,4 @@
-"""The record layer: what a network may do to records that were sealed."""
+"""The record layer, with a network that may alter sealed records."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from dmsg.mux.core.record import LENGTH_BYTES, RecordLayer
 from fuzz.choices import Choices
 
 _KEYS = (bytes(32), b"\x01" * 32)
-#: So few that an AES key changes within an input.
+#: Records of an AES key: few enough that the key changes within an input.
 _AES_RECORDS = 3
-#: A stream is cut into so many pieces at most, plus one: single bytes of large records take long.
+#: A stream is cut into at most one piece more than this: single bytes of large records take long.
 _PIECES = 2_048
 #: A reader holds one incomplete packet at most.
 _PACKET_LIMIT_BYTES = LENGTH_BYTES + 0xFFFF
 
 
 def one_input(data: bytes) -> None:
-    """The first byte says how the stream is cut, and the cipher; the others seal records, alter the stream and append to it.
+    """The first byte chooses the cut and the cipher; the others seal records, alter the stream and append to it.
 
-    Only what was sealed is ever opened, in its order and from the first on, and the pieces make no difference, which are
-    views of one buffer that the next one overwrites.
+    Only sealed records are ever opened, in order and from the first on. The pieces, which are views of one reused buffer,
+    make no difference.
     """
     choices = Choices(data)
     how = choices.byte()

@@ -1,4 +1,4 @@
-"""What Redis, or what stands in its place, answers to commands: any bytes, in any pieces."""
+"""Answers of Redis, or of an impostor, to commands: any bytes, in any pieces."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def one_input(data: bytes) -> None:
 
 
 def _bytes(choices: Choices) -> None:
-    """They mean what a reader without a state finds in them, in whatever pieces they come."""
+    """In any pieces, the bytes mean what a stateless reader finds in them."""
     core = _asking(choices.byte() % 8)
     asked, cut = core.waiting, choices.byte()
     data = choices.rest()
@@ -58,7 +58,7 @@ def _bytes(choices: Choices) -> None:
 
 
 def _read_all(data: bytes, asked: int) -> tuple[list[Any], bool]:
-    """The complete replies in ``data``, and whether something that is none, or unasked for, comes after them."""
+    """The complete replies in ``data``, and whether an invalid or unrequested reply follows."""
     replies: list[Any] = []
     at = 0
     try:
@@ -113,7 +113,7 @@ def _read(data: bytes, at: int, depth: int) -> tuple[Any, int]:
 
 
 def _replies(choices: Choices) -> None:
-    """What Redis writes is read the same."""
+    """Replies that Redis writes are read the same."""
     count = choices.byte() % 8
     core = _asking(count)
     replies = [_reply(choices, 0) for _ in range(count)]
@@ -166,7 +166,7 @@ def _check_same(found: Any, expected: Any) -> None:
 
 
 def _commands(choices: Choices) -> None:
-    """Commands wait, each as long as it has patience from when it is the first; what is sent can be read as an array."""
+    """Commands wait, each with a timeout from when it is the first; what is sent can be read as an array."""
     core, now, since = RespClient(), 0.0, 0.0
     patience: deque[float] = deque()
     unsent = b""

@@ -1,4 +1,4 @@
-"""Which addresses of relays a discovery takes, however they are spelt."""
+"""The relay addresses that a discovery accepts, in any spelling."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _IPS = (
 
 
 def one_input(data: bytes) -> None:
-    """The first bytes say what discovery takes and where it listens; the rest is a host, as a number or as text."""
+    """The first bytes choose what discovery accepts and where it listens; the rest is a host, as a number or as text."""
     choices = Choices(data)
     private = choices.pick((None, True, False))
     addresses = RelayAddresses(private)
@@ -72,7 +72,7 @@ def one_input(data: bytes) -> None:
 
 
 def _expected(host: str, private: bool | None, places: list[str]) -> bool:
-    """Whether a relay at ``host`` is to be taken, as the documentation says it."""
+    """Whether a relay at ``host`` is acceptable according to the documentation."""
     address = _parsed(host)
     assert is_ip(host) is (address is not None)
     if address is None or is_global(host):
@@ -100,7 +100,7 @@ def _parsed(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def _check_spellings(addresses: RelayAddresses, host: str, takes: bool) -> None:
-    """A host is the same however it is spelt, and one of IPv4 is no better reached through IPv6."""
+    """A host is the same in any spelling, and an IPv4 host has no advantage when it is written as IPv6."""
     address = _parsed(host)
     if address is None:
         return
@@ -129,7 +129,7 @@ def _check_entry(addresses: RelayAddresses, host: str, takes: bool) -> None:
 
 
 def seeds() -> Iterator[bytes]:
-    """Addresses of every kind, for a discovery of every kind; names, and what is neither."""
+    """Addresses of every kind, for a discovery of every kind; names, and texts that are neither."""
     kinds = [b"\x01\x00", b"\x02\x01\x01", b"\x00\x00", *(bytes((0, 1, place)) for place in range(len(_PLACES)))]
     for kind in (*kinds, b"\x00\x02\x01\x03"):
         for number in range(len(_IPS)):

@@ -1,4 +1,4 @@
-"""The places of a relay and the handshakes it does, between strangers with many addresses and clients that rest or work."""
+"""The places and handshakes of a relay, among strangers with many addresses and idle or busy clients."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dmsg.serving.handshake_rates import HandshakeRates
 from dmsg.serving.limits import AdmissionLimits
 from fuzz.choices import Choices, repeatable
 
-#: Limits so small that a short input reaches every one of them. Rates and times are such that floats are exact.
+#: Limits small enough for a short input to reach every one of them. Rates and times are such that floats are exact.
 _LIMITS = AdmissionLimits(
     half_open=6,
     half_open_per_address=3,
@@ -24,7 +24,7 @@ _LIMITS = AdmissionLimits(
     connections=10,
     connections_per_address=4,
 )
-#: More than 64 places, so that there is a share that is fair.
+#: More than 64 places, so that there is a fair share.
 _WIDE_LIMITS = AdmissionLimits(half_open=6, half_open_per_address=3, connections=130, connections_per_address=40)
 _HOSTS = (
     *("192.0.2.1", "192.0.2.2", "192.0.2.3", "198.51.100.1", "203.0.113.1", "::ffff:203.0.113.9"),
@@ -34,7 +34,7 @@ _HOSTS = (
 
 @dataclass(eq=False)
 class _Connection:
-    """A connection as the service has it. ``busy`` says whether it has a transport or a request."""
+    """A connection as the service sees it. ``busy`` if it has a transport or a request."""
 
     origin: Origin
     number: int
@@ -60,7 +60,7 @@ class _Buckets:
 
 
 class _World:
-    """A relay's places, and beside them lists of who should have one."""
+    """A relay's places, and lists of the expected holders."""
 
     def __init__(self, choices: Choices) -> None:
         self.choices = choices
@@ -80,7 +80,7 @@ class _World:
         self.connects = [_Buckets(4 * one.rate_per_s, 4 * one.burst) for one in (self.per_address, self.per_network)]
 
     def one_of(self, crowd: list[_Connection]) -> _Connection:
-        """One connection, by a byte whatever their number is."""
+        """One connection, chosen by one byte however many there are."""
         return crowd[self.choices.byte() % len(crowd)]
 
     # --- what happens ----------------------------------------------------------------------------------------------
@@ -182,7 +182,7 @@ class _World:
 
     @staticmethod
     def most(crowd: list[_Connection]) -> int:
-        """How many the largest network of ``crowd`` has."""
+        """The size of the largest network in ``crowd``."""
         return max(Counter(one.origin.network for one in crowd).values(), default=0)
 
     def is_of_the_largest(self, victim: _Connection, crowd: list[_Connection]) -> None:
@@ -217,7 +217,7 @@ class _World:
     # --- what must hold --------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Everybody is counted where they are, and no limit is passed."""
+        """All connections are counted correctly, and no limit is exceeded."""
         admission, limits = self.admission, self.limits
         assert len(self.strangers) <= limits.half_open and len(self.clients) <= limits.connections
         _check_counts(admission.strangers, self.strangers, limits.half_open_per_address)
@@ -226,7 +226,7 @@ class _World:
         assert admission.spare == max(0, most - limits.connections // 64)
 
     def end(self) -> None:
-        """The crowds are as they should be, and nothing is left of them when all have gone."""
+        """The crowds are as expected, and nothing is left of them once all have gone."""
         admission = self.admission
         crowds = (
             (admission.strangers, self.strangers),
@@ -256,7 +256,7 @@ def _check_counts(crowd: Crowd[_Connection], model: list[_Connection], most: int
 
 
 def one_input(data: bytes) -> None:
-    """The first byte says how wide the relay is. Then operations: connect, shake hands, come in, work, rest, go; time."""
+    """The first byte chooses the relay's size. Then operations: connect, handshake, admit, work, rest, leave; time."""
     choices = Choices(data)
     world = _World(choices)
     for number in range(80):

@@ -1,4 +1,4 @@
-"""Which relays a client tries, in which order and how many at a time, whatever it was told and has measured."""
+"""The relays that a client tries, their order and number at a time, for any information and measurements."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NEAR = 1e-6
 
 
 def one_input(data: bytes) -> None:
-    """The first byte says what of it: scores, the order of candidates, or a race."""
+    """The first byte chooses: scores, the order of candidates, or a race."""
     choices = Choices(data)
     (_scores, _order, _race)[choices.byte() % 3](choices)
 
@@ -30,19 +30,19 @@ def one_input(data: bytes) -> None:
 
 @dataclass
 class _Measured:
-    """Measurements beside each other: each with its weight, its quality and its time."""
+    """Measurements, each with its weight, quality and time."""
 
     weight: float = 0.0
     value: float = 0.0
     at_s: float = 0.0
 
     def left(self, now_s: float, half_life_s: float) -> tuple[float, float]:
-        """What they count now, and that times how good they are."""
+        """Their total weight now, and the same multiplied by their quality."""
         left = 2.0 ** (-(now_s - self.at_s) / half_life_s)
         return self.weight * left, self.value * left
 
     def add(self, weight: float, quality: float, now_s: float, config: ScoreConfig) -> None:
-        """One more; all of them count no more than so many."""
+        """Add one; the total weight is limited."""
         old_weight, old_value = self.left(now_s, config.half_life_s)
         self.weight, self.value, self.at_s = old_weight + weight, old_value + weight * quality, now_s
         if self.weight > config.observations:
@@ -51,7 +51,7 @@ class _Measured:
 
 
 class _Scores:
-    """Scores of a few relays, and beside them what they should be."""
+    """Scores of a few relays, and their expected values."""
 
     def __init__(self, choices: Choices) -> None:
         self.choices = choices
@@ -98,7 +98,7 @@ class _Scores:
             self.check(relay)
 
     def measure(self, what: int, relay: PublicKey, elapsed_ms: float) -> None:
-        """A connection or an answer, or a failure: that never makes a score better, nor the best measurement it worse."""
+        """A connection, an answer or a failure. A failure never improves a score, and the best measurement never lowers it."""
         scores, config, now_s = self.scores, self.config, self.now_s
         before = scores.score(relay, now_s)
         neutral_ms = config.accept_neutral_ms if what & 1 else config.connect_neutral_ms
@@ -123,7 +123,7 @@ class _Scores:
         self.measured[relay] = measured
 
     def check(self, relay: PublicKey) -> None:
-        """A score is the mean of what was told and what was measured, and no more is remembered than there is room for."""
+        """A score is the mean of reported and measured values, and memory is bounded."""
         scores, config, now_s = self.scores, self.config, self.now_s
         assert len(scores._measured) <= config.relays and len(scores._places) <= config.relays
         weight, value = self.all.left(now_s, config.half_life_s)
@@ -140,7 +140,7 @@ class _Scores:
         assert -_NEAR <= score <= 1000 + _NEAR
 
     def check_orders(self) -> None:
-        """Nobody is left out; connected ones come first unless they are poor, and clearly better ones before others."""
+        """No relay is left out; connected relays come first unless they are poor, and clearly better ones before others."""
         choices, scores, now_s = self.choices, self.scores, self.now_s
         uniform = random.Random(choices.byte()).random
         drawn = scores.draw(self.relays, uniform, now_s)
@@ -163,7 +163,7 @@ def _scores(choices: Choices) -> None:
 
 
 def _order(choices: Choices) -> None:
-    """A stranger's many relays in one network come up no earlier than a single one elsewhere; remembered ones in turn."""
+    """A stranger's many relays in one network come no earlier than a single one elsewhere; remembered relays take turns."""
     candidates = []
     groups: dict[PublicKey, object] = {}
     for number in range(choices.below(40)):
@@ -211,7 +211,7 @@ def _order(choices: Choices) -> None:
 
 
 def _race(choices: Choices) -> None:
-    """Attempts start as there is room, are overtaken, end or are given up; beside them a list of those that run."""
+    """Attempts start when there is room, are overtaken, end or are given up; a list of running attempts is the model."""
     how = choices.byte()
     config = RaceConfig(attempts=6) if how & 1 else RaceConfig()
     race = Race(config)

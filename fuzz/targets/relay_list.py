@@ -27,9 +27,9 @@ _MOST = 1 << 53
 
 
 def one_input(data: bytes) -> None:
-    """The input is a document, or what the trusted key signs; or one relay as it is written in a file.
+    """The input is a document, or text that the trusted key signs; or one relay as written in a file.
 
-    A second reader finds the same in it, or as much wrong.
+    A second reader finds the same content or faults.
     """
     _read(data)
     document = signed(KIND, data)
@@ -62,7 +62,7 @@ def _read(data: bytes) -> RelayList | None:
 
 
 def _complaints(data: bytes) -> set[str] | None:
-    """What may be said against a document that the trusted key signed; ``None`` for any other."""
+    """The possible faults of a document that the trusted key signed; ``None`` for any other document."""
     try:
         document, _ = KIND.open(data, _TRUSTED)
     except RelayListError:
@@ -97,7 +97,7 @@ def _is_relay(key: str, relay: Any) -> bool:
 
 
 def _check_again(found: RelayList, document: bytes) -> None:
-    """What says the same is the one in force, although it is signed anew; another one must be newer.
+    """The same content is the list in force, although it is signed anew; another list must be newer.
 
     The limit of relays is made as small as the list, then smaller.
     """
@@ -120,7 +120,7 @@ def _refused(data: bytes, previous: RelayList | None) -> str | None:
 
 
 def _check_written(found: RelayList) -> None:
-    """A list that is written is read the same; nothing is written that no reader would take."""
+    """A written list reads the same; nothing is written that no reader would accept."""
     written = sign_relay_list(found.relays, ISSUER, issued=found.issued, expires=found.expires)
     again = RelayList.parse(written, _TRUSTED, NOW_S)
     assert (again.issued, again.expires, again.issuer) == (found.issued, found.expires, found.issuer)
@@ -143,7 +143,7 @@ def _check_written(found: RelayList) -> None:
 
 
 def _check_line(text: str) -> None:
-    """A relay is a key, or a key and an address, whose reader decides about it; ``str`` writes what is read the same."""
+    """A relay is a key, or a key and an address for the address reader; its ``str`` reads the same."""
     key, at, address = text.partition("@")
     try:
         relay = ListedRelay.parse(text)

@@ -1,4 +1,4 @@
-"""What waits at a relay for receivers whose network takes nothing: counts, limits, whom they hit, and time."""
+"""Queues of a relay for receivers whose network takes nothing: counts, limits, victims, and time."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ _GROUPS = ("192.0.2.1", "192.0.2.1", "192.0.2.2", "", "192.0.2.2")
 _STALE_BYTES = 20_000
 _STALLED_S = 1.0
 _STALLED_WEIGHT = 4
-#: What a receiver is given at a time, and each transport in turn of that; and one frame more.
+#: Bytes that a receiver gets at a time, and each transport per turn; plus one frame.
 _DRAIN_BYTES, _QUANTUM_BYTES = 64 * 1024, 16 * 1024
 _FRAME_BYTES = 4_096
-#: The number of the queue and of the frame, and how many bytes follow: what is given out can be told apart.
+#: The numbers of the queue and of the frame, and the length of the rest, to recognise each frame.
 _HEAD = struct.Struct("!BIH")
 
 
 class _Relay:
-    """What members need of a switch."""
+    """The part of a switch that members need."""
 
     limits = _LIMITS
 
@@ -50,7 +50,7 @@ class _Relay:
 
 
 class _World:
-    """The queues, the legs whose queues they are, and beside them what was put into each."""
+    """The queues with their legs, and a model of the content of each."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -79,7 +79,7 @@ class _World:
             self.sizes[leg] = 0
 
     def add(self, number: int, size: int) -> None:
-        """A frame comes for a receiver that takes nothing, as :meth:`dmsg.serving.switch.Switch._enqueue` has it."""
+        """Queue a frame for a receiver that takes nothing, as :meth:`dmsg.serving.switch.Switch._enqueue` does."""
         queue = self.legs[number]
         self.frames += 1
         frame = _HEAD.pack(number, self.frames, size) + bytes(size)
@@ -96,12 +96,12 @@ class _World:
         self._check_limits(queue)
 
     def drop(self, queue: Any) -> None:
-        """Forget what waits in a queue."""
+        """Forget the content of a queue."""
         self.queues.drop(queue)
         self.dropped(queue)
 
     def dropped(self, queue: Any) -> None:
-        """Nothing waits in a queue any more."""
+        """A queue is empty now."""
         self.put[queue].clear()
         self.sizes[queue] = 0
 
@@ -142,7 +142,7 @@ class _World:
         return self._size([queue]) * (_STALLED_WEIGHT if stalled else 1)
 
     def _check_excess(self, queue: Any, found: Sequence[Any]) -> None:
-        """Something is over a limit; of several queues those of the largest group go first, and no more than it takes."""
+        """Above a limit, queues of the largest group are dropped first, and no more than needed."""
         if self._size([queue]) > self._bearable(queue):
             assert list(found) == [queue]
             return
@@ -157,7 +157,7 @@ class _World:
             limit = _LIMITS.queued_total_bytes
             assert total > limit
             freed, left, members = total - limit + limit // 64, list(found), set(self.members)
-            while left:  # one receiver after the other, as long as it takes
+            while left:  # one receiver after the other, as long as needed
                 receiver = left[0].member
                 assert freed > 0 and receiver in self._heaviest(members)
                 members.remove(receiver)
@@ -195,7 +195,7 @@ class _World:
         assert total <= _LIMITS.queued_total_bytes
 
     def expire(self) -> None:
-        """Queues whose receiver took nothing for too long, and no others."""
+        """Drop queues whose receiver took nothing for too long, and no others."""
         for queue in self.queues.expired(self.now):
             silent_s = self.now - self.took[queue.member]
             over = queue.state is LegState.CLOSED
@@ -207,7 +207,7 @@ class _World:
         assert due is None or due > self.now, "it is due again at once for ever"
 
     def look(self) -> None:
-        """Parts of frames that were there at the last look have a limit; the largest group pays for what is too much."""
+        """Partial frames that were there at the last check are limited; above the limit the largest group loses them."""
         loads = {member: len(member.tail) for member in self.members if member.tail and member in self.unfinished}
         self.unfinished = {member for member in self.members if member.tail}
         excess = sum(loads.values()) - _STALE_BYTES
@@ -226,7 +226,7 @@ class _World:
         assert not found or excess <= 0
 
     def check(self, members: Iterable[Any]) -> None:
-        """What is counted is what there is; as long as something waits, there is a time to look at it."""
+        """All counters are correct; as long as something waits, a check of it is scheduled."""
         assert self.queues.queued_bytes == self._size(self.legs)
         for leg in self.legs:
             assert leg.queued_bytes == self._size([leg]) and bool(leg.queue) == bool(self.put[leg])
@@ -242,8 +242,8 @@ class _World:
 def one_input(data: bytes) -> None:
     """Frames come and are taken, receivers drop out, transports close, time passes.
 
-    No count passes its limit, the largest group pays for what is too much, what a receiver is given is what was put in
-    the order of each transport, and a receiver that takes nothing loses what waits, in its time and not before.
+    No count exceeds its limit, the largest group pays for an excess, a receiver gets the queued frames in the order of each
+    transport, and a receiver that takes nothing loses its queue exactly when its time is over.
     """
     choices = Choices(data)
     world = _World()

@@ -14,7 +14,7 @@ _NOW_S = 1_700_000_000
 
 
 def one_input(data: bytes) -> None:
-    """The input is the file. What is read is written so that it is read the same; anything else is a ``ValueError``."""
+    """The input is the file. Content that is read is written so that it reads the same; anything else is a ``ValueError``."""
     kind, found = outcome(lambda: relaystate._parse(data, _NOW_S), ValueError)
     if kind == "error":
         return
@@ -28,7 +28,7 @@ def one_input(data: bytes) -> None:
 
 
 def seeds() -> Iterator[bytes]:
-    """A good file, one of a later clock, an old one, one of another version, broken ones."""
+    """A good file, a file from the future, an old one, one of another version, broken ones."""
     relay = '{"public_key": "%s", "address": "%s", "connected": %d}'
     relays = [
         relay % (KEYS[0].public_key, "192.0.2.1:80", _NOW_S),

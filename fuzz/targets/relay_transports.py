@@ -1,4 +1,4 @@
-"""Transports through a relay between honest clients, and what each client is told of them."""
+"""Transports through a relay between honest clients, and the events of each client."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from fuzz.switches import SMALL_LIMITS
 _STRAYS = 10
 _LIMITS = RelayLimits(strays_per_s=0.0, stray_burst=_STRAYS, **SMALL_LIMITS)
 _GROUPS = ("192.0.2.1", "192.0.2.1", "192.0.2.2", "192.0.2.3", "192.0.2.3")
-#: What a client closes with; no relay says that.
+#: Reason of a client's CLOSE, which no relay uses.
 _BYE = 77
 
 
@@ -53,7 +53,7 @@ class _Side:
 
 
 class _Client:
-    """A client that keeps the rules, the bytes that it has not read, and its transports by id."""
+    """An honest client, the bytes that it has not read, and its transports by id."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -77,7 +77,7 @@ class _World:
     # --- the relay -------------------------------------------------------------------------------------------------
 
     def connect(self, client: _Client) -> None:
-        """A client comes; an earlier connection of it is dropped."""
+        """A client connects; its earlier connection is dropped."""
         if self.switch.refusal(client.key) is not None:
             others = sum(one.member is not None for one in self.clients if one is not client)
             assert self.switch.draining or others >= _LIMITS.connections
@@ -92,13 +92,13 @@ class _World:
         client.member, client.sides = member, {}
 
     def disconnect(self, client: _Client) -> None:
-        """A client goes."""
+        """A client disconnects."""
         self.count(self.switch.remove_member(client.member, self.now))
         assert not self.switch.remove_member(client.member, self.now)
         client.member, client.sides = None, {}
 
     def count(self, events: Iterable[Any]) -> None:
-        """What the event log has adds up."""
+        """The sums of the event log are correct."""
         for event in events:
             self.open += isinstance(event, TransportStarted)
             self.open -= isinstance(event, TransportEnded) and event.was_open
@@ -193,7 +193,7 @@ class _World:
     # --- what must hold --------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Every network takes everything: then relay and clients know of the same transports."""
+        """Once every network takes everything, relay and clients know the same transports."""
         for _ in range(3):
             for client in self.clients:
                 if client.member is not None:
@@ -216,8 +216,8 @@ class _World:
 def one_input(data: bytes) -> None:
     """Clients come, ask, accept, send, end and go; networks stop; time passes; the relay is told to end transports.
 
-    An honest client is never at fault. It is told of the end of each transport once, behind the data that came before;
-    data arrives in order on its own transport; and in the end relay and clients know of the same transports.
+    An honest client is never at fault. It is told of the end of each transport once, after all earlier data;
+    data arrives in order on its own transport; and in the end relay and clients know the same transports.
     """
     choices = Choices(data)
     world = _World()

@@ -1,4 +1,4 @@
-"""Attempts to move one transport to another path: several at a time, replayed, lost, proved late and in any order."""
+"""Attempts to move a transport to another path: several at a time, replayed, lost, proved late and in any order."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PATHS = 24
 
 
 class _Attempt:
-    """A path that the dialler has asked for, and what was told when it did."""
+    """A path that the dialler has requested, and the byte counts told then."""
 
     def __init__(self, path: int, number: int, stream: SealedStream, told: tuple[int, int]) -> None:
         self.path = path
@@ -33,7 +33,7 @@ class _Attempt:
 
 
 class _World:
-    """A dialler, a listener, the attempts between them, and the plainest model of how many there may be."""
+    """A dialler, a listener, the attempts between them, and the simplest model of their allowed number."""
 
     def __init__(self) -> None:
         self.now = 1_000.0
@@ -55,7 +55,7 @@ class _World:
         return self.tokens
 
     def ask(self, server: int, claimed: int | None = None) -> None:
-        """The dialler, which has lost its path, asks for another; with ``claimed`` it is a relay that replays a request."""
+        """The dialler, which has lost its path, requests another; with ``claimed``, a relay replays a request."""
         if len(self.all) == _PATHS:
             return
         if claimed is None:
@@ -84,7 +84,7 @@ class _World:
             self.asked = attempt
 
     def _refuse(self, attempt: _Attempt) -> None:
-        """The listener ends an attempt that was not proved: its CLOSE is bare, so that it ends nothing else."""
+        """The listener ends an unproved attempt with a bare CLOSE, so that nothing else ends."""
         frame = attempt.stream.close_frame(CloseReason.BUSY)
         assert frame[HEADER_BYTES:] == bytes((CloseReason.BUSY,))
         attempt.stream.state = StreamState.CLOSED
@@ -98,7 +98,7 @@ class _World:
             self._refuse(self.waiting[server])
 
     def answer(self) -> None:
-        """The answer to the dialler's last attempt comes: it moves, and proves itself."""
+        """The answer to the dialler's last attempt arrives: the dialler moves and proves itself."""
         attempt, self.asked = self.asked, None
         if attempt is None:
             return
@@ -114,7 +114,7 @@ class _World:
             self.dialler.sent.append(stream.take_ack())
 
     def deliver(self, attempt: _Attempt, behind: int) -> None:
-        """The next frame of the dialler on a path comes; with a proof in the same read so many more of either path."""
+        """The dialler's next frame on a path arrives; with a proof, the same read has ``behind`` more frames of either path."""
         if not attempt.to_listener:
             return
         stream, frame = attempt.stream, attempt.to_listener.popleft()
@@ -133,7 +133,7 @@ class _World:
             self._move(attempt, data, behind)
 
     def _move(self, attempt: _Attempt, data: bytes, behind: int) -> None:
-        """The listener moves. What comes in the same read on the old path is dropped, and sent again."""
+        """The listener moves. Frames of the old path in the same read are dropped, and sent again."""
         old = self.here[self.listener]
         for _ in range(behind & 3):
             if old.to_listener:
@@ -151,7 +151,7 @@ class _World:
         self.listener.received += data
 
     def check(self) -> None:
-        """What arrives is the beginning of what was written, and everything is counted once."""
+        """The data that arrives is a prefix of the data written, and everything is counted once."""
         for party, other in ((self.dialler, self.listener), (self.listener, self.dialler)):
             stream = party.stream
             assert TEXT.startswith(party.received) and len(party.received) <= other.written
@@ -161,7 +161,7 @@ class _World:
 
 
 def _take(stream: SealedStream, frame: bytes) -> bytes:
-    """What a frame brings to a stream, whoever it is given to."""
+    """The data that a frame brings to a stream, whoever gets it."""
     kind = HEADER.unpack_from(frame)[0]
     if kind == FWD:
         return stream.receive_fwd(frame, HEADER_BYTES, len(frame))[0]
@@ -172,8 +172,8 @@ def _take(stream: SealedStream, frame: bytes) -> bytes:
 def one_input(data: bytes) -> None:
     """Both sides write and read while the dialler loses one path after the other and relays replay its requests.
 
-    How many attempts may begin is counted in tokens, one of each relay waits, a late proof moves nothing, and a peer is
-    never told less than before. Over an honest network there is no fault, no byte is lost, and none comes twice.
+    Tokens limit the attempts, one attempt of each relay waits, a late proof moves nothing, and a peer is never told a
+    smaller count than before. Over an honest network there is no fault, no byte is lost, and none arrives twice.
     """
     choices = Choices(data)
     world = _World()

@@ -1,4 +1,4 @@
-"""A transport that goes on over one path after the other: no byte is lost, none comes twice, no false claim is taken."""
+"""A transport that moves from path to path: no byte is lost, none arrives twice, no false claim is accepted."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from fuzz.sealed import ACK_LIMIT_BYTES, WINDOW_BYTES, Party, make_end
 def one_input(data: bytes) -> None:
     """Operations of the two applications, of an honest network that loses paths at any moment, and false claims.
 
-    Each end tells what it has when a path is made, and may get more on the old path before it moves. What arrives is a
-    prefix of what was written, and in the end all of it. A claim of what was never sent, or of less than was
-    acknowledged, is a ``StreamFault``.
+    Each end tells its count of received bytes when a path is made, and may get more on the old path before it moves. The
+    data that arrives is a prefix of the data written, and in the end all of it. A claim of bytes that were never sent, or
+    of less than was acknowledged, is a ``StreamFault``.
     """
     choices = Choices(data)
     parties = Party(0), Party(1)
@@ -63,13 +63,13 @@ def _move(choices: Choices, parties: tuple[Party, Party], path: int) -> None:
         new.go_on_from(party.stream, told[1 - party.side], told[party.side])
         party.stream = new
         party.sent.clear()
-        # What a connection does with a confirmed path: its first ACK proves the initiator.
+        # As a connection does on a confirmed path: its first ACK proves the initiator.
         if party.side == 0:
             party.sent.append(new.take_ack())
 
 
 def _claim(party: Party, other: Party, claimed: int, path: int) -> None:
-    """The peer says that it has so many bytes."""
+    """The peer claims to have ``claimed`` bytes."""
     old = party.stream
     least, most = old.acked_bytes, max(old._sent_before_bytes, old.sent_bytes)
     new = make_end(party.side, path)

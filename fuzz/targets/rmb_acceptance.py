@@ -1,4 +1,4 @@
-"""What a receiver of the Reliable Message Bus takes, of messages that are sent, altered, forged and sent again."""
+"""Acceptance by receivers of the Reliable Message Bus of messages that are sent, altered, forged and sent again."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _SENDERS = {
     for number, key in _KEYS.items()
 }
 _KEYLESS = {number: replace(twin, pk=None) for number, twin in _TWINS.items()}
-#: Texts that have a limit, which a short input could not pass.
+#: Texts with a limit, which a short input could not exceed.
 _TEXTS = {"tags": 1_024, "schema": 255, "command": 255, "federation": 1_024, "uid": 128}
 #: A memory that is full after a few messages, and a twin whose message stays in it for long.
 _FEW = 6
@@ -51,19 +51,19 @@ _LASTING = 200
 
 
 class _Side:
-    """A receiver, what its program may do, and what it took."""
+    """A receiver, the permissions of its program, and the messages it took."""
 
     def __init__(self, encryption: EncryptionKey | None, twins: dict[int, Twin], *, allow_plain: bool = False) -> None:
         self.receiver = Receiver(_OURS, encryption, _AWAITED.__eq__, allow_plain=allow_plain)
         self.twins = twins
         self.encrypts = encryption is not None
         self.allow_plain = allow_plain
-        #: By source, uid and kind: the end of its time.
+        #: Expiry by source, uid and kind.
         self.taken: dict[tuple[int, str, str], int] = {}
 
 
 class _Bus:
-    """Receivers, all that was written to them, and what they took."""
+    """Receivers, everything written to them, and the messages they took."""
 
     def __init__(self) -> None:
         self.main = _Side(_OUR_KEY, _TWINS)
@@ -72,7 +72,7 @@ class _Bus:
         self.now = 1_700_000_000
         self.sent: list[bytes] = []
         self.count = 0
-        #: What was signed, by whom and how; and what was encrypted, by whom.
+        #: Signed texts with signer and kind; encrypted texts with their author.
         self.signed: dict[bytes, bytes] = {}
         self.signatures: set[tuple[int, bytes, bytes]] = set()
         self.ciphers: dict[tuple[int, bytes], bytes] = {}
@@ -103,7 +103,7 @@ class _Bus:
             self.deliver(bytes(data))
 
     def forge(self, data: bytes, how: int) -> None:
-        """Anyone writes anything; ``how`` says which of its texts is as long as it may be, or longer."""
+        """Anyone writes anything; ``how`` chooses a text at or over its limit."""
         result, envelope = outcome(lambda: parse_envelope(data), MalformedEnvelope)
         if result == "value" and how >= 0:
             size, which = divmod(how, len(_TEXTS))
@@ -114,7 +114,7 @@ class _Bus:
         self.deliver(data)
 
     def deliver(self, data: bytes) -> None:
-        """What arrives is taken or refused by the rules, in their order; what is taken was signed."""
+        """A message is taken or refused by the rules, in their order; a message that is taken was signed."""
         result, envelope = outcome(lambda: parse_envelope(data), MalformedEnvelope)
         if result == "error":
             return
@@ -123,8 +123,8 @@ class _Bus:
         payload = self.offer(self.main, envelope)
         if payload is not None:
             signed = self.signed[challenge(envelope)]
-            # The signature has no separators: what is not encrypted may lose its beginning or end to a text beside it.
-            # What it lost of its end are relays, as ours are sent without.
+            # The signature has no separators: plain text may lose its beginning or end to a neighbouring text.
+            # A lost end stands in the relays, without which ours are sent.
             moved = "".join(envelope.relays).encode()
             assert payload == signed or (not envelope.cipher and signed.endswith(payload + moved))
         # Looking at signatures is most of the time of an input.
@@ -132,12 +132,12 @@ class _Bus:
             self.offer(self.others[self.count // 4 % 3], envelope)
 
     def offer(self, side: _Side, envelope: Envelope) -> bytes | None:
-        """A receiver looks at it, as a program does that asks the registry in between; the payload if it was taken."""
+        """A receiver checks it, as a program does that asks the registry in between; gives the payload if it was taken."""
         receiver, source, now = side.receiver, envelope.source.twin, self.now
         kind = envelope.WhichOneof("message") or ""
         end = envelope.timestamp + min(envelope.expiration, MAX_TTL_S) + LATE_S
         known = side.taken.get((source, envelope.uid, kind), 0)
-        # A receiver may remember it for a second more.
+        # A receiver may remember it for one more second.
         again = (True, False) if known == now else (known > now,)
         refused = self.refusal(envelope, kind, end)
         late = refused is None and again[0]
@@ -163,7 +163,7 @@ class _Bus:
         return payload
 
     def refusal(self, envelope: Envelope, kind: str, end: int) -> type[EnvelopeRefused] | None:
-        """Why it is not taken, as far as the registry need not be asked, and it is not looked whether it came before."""
+        """Why it is refused before the registry is asked and before it is checked for a repetition."""
         if kind not in ("request", "response", "error"):
             return NoMessage
         if (
@@ -187,7 +187,7 @@ class _Bus:
         return None
 
     def opened(self, side: _Side, envelope: Envelope, kind: str) -> tuple[type[EnvelopeRefused] | None, bytes]:
-        """What is in it, for one that comes for the first time, or why it is not opened."""
+        """The content of an envelope that arrives for the first time, or why it is not opened."""
         source = envelope.source.twin
         twin = side.twins.get(source)
         if twin is None:
@@ -205,16 +205,16 @@ class _Bus:
 
 
 class _Memory:
-    """Messages that came before, with room for a few, and all that it may remember of them."""
+    """A memory of earlier messages with room for a few, and a model of its possible content."""
 
     def __init__(self, now: int) -> None:
         self.seen = SeenMessages(_FEW)
-        #: By twin, uid and kind: until when, the oldest first. What is over may be in it.
+        #: Expiry by twin, uid and kind, the oldest first. It may contain expired ones.
         self.model: dict[tuple[int, str, str], int] = {}
         self._add((_LASTING, "", ""), now, now + 10**9)
 
     def look(self, envelope: Envelope, now: int) -> None:
-        """An envelope came, of anyone."""
+        """An envelope of anyone arrives."""
         key = envelope.source.twin % 5, envelope.uid, envelope.WhichOneof("message") or ""
         self._add(key, now, now + 1 + envelope.expiration % 300)
 
@@ -233,7 +233,7 @@ class _Memory:
         alive = [one for one, until in model.items() if until > now]
         gone = [one for one in alive if not seen.has(*one, now)]
         if gone:
-            # Only the oldest one of who has the most, and only when there are too many.
+            # Only the oldest of the twin with the most, and only above the limit.
             (lost,) = gone
             assert len(seen) == _FEW and new
             if len(alive) == _FEW + 1:
@@ -243,7 +243,7 @@ class _Memory:
         assert len(alive) - len(gone) <= len(seen) <= min(_FEW, len(model))
 
     def end(self, now: int) -> None:
-        """Each twin has its turn: what is over does not stay."""
+        """Each twin has its turn: expired messages do not stay."""
         lasting = self.seen.has(_LASTING, "", "", now)
         for number in range(1_000, 1_000 + _FEW + 1):
             assert self.seen.is_new(100, str(number), "", now + number, now + number + 1)
@@ -251,7 +251,7 @@ class _Memory:
 
 
 def one_input(data: bytes) -> None:
-    """Bytes say what is sent, altered, sent again or forged, and how time goes by."""
+    """Bytes choose messages to send, alter, send again or forge, and let time pass."""
     choices, bus = Choices(data), _Bus()
     # A signature takes 130 microseconds to make and to check.
     for _ in range(500):
@@ -273,7 +273,7 @@ def one_input(data: bytes) -> None:
 
 
 def seeds() -> Iterator[bytes]:
-    """Messages that come once, twice, changed and late; what relays write; random operations."""
+    """Messages that arrive once, twice, changed and late; texts that relays write; random operations."""
     message = b"\x00\x03\x06\x01x\x00\x00\x00\x01"
     yield message + b"\x03\x00"
     yield message + b"\x05\x0a\x14\x03\x00"

@@ -1,4 +1,4 @@
-"""Blocks that change twins: a chain that grows and takes blocks back, nodes that fail, and what is forgotten because of them."""
+"""Blocks that change twins: a chain that grows and reverts blocks, nodes that fail, and the twins read again for them."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def _late(_: object, limit_s: float) -> None:
 
 
 class _Node:
-    """A node that answers when the input says so."""
+    """A node that answers when the input tells it to."""
 
     def __init__(self, world: _World) -> None:
         self._world = world
@@ -142,7 +142,7 @@ class _Node:
         return self.heads
 
     def fail(self, error: NodeFailed) -> None:
-        """It is over: all that waits fails."""
+        """The node fails: everything that waits for it fails."""
         if self.error is None:
             self.error = error
             calls, self.calls = self.calls, []
@@ -154,9 +154,9 @@ class _Node:
 
 
 class _World:
-    """The chain, the node that is asked, the watch, and the twins of which something old may be remembered.
+    """The chain, the node in use, the watch, and the twins that may be remembered in an old state.
 
-    It is in the place of :class:`Substrate`, too.
+    Also stands for :class:`Substrate`.
     """
 
     def __init__(self, choices: Choices) -> None:
@@ -166,20 +166,20 @@ class _World:
         self.chain: list[_Block] = []
         #: The blocks whose hashes nodes have told.
         self.seen: set[str] = set()
-        #: Those that were taken back, too.
+        #: All blocks, including reverted ones.
         self.blocks: dict[str, _Block] = {}
-        #: Twins that are not as they were when they were last read.
+        #: Twins that have changed since they were last read.
         self.old: set[int] = set()
-        #: Whether a node failed since a block was looked at, and whether blocks came that are too many, too large, or back.
+        #: Whether a node failed since the last block was read, and whether blocks came that are too many, too large or reverts.
         self.failed = self.missed = True
         self.needless = False
-        #: The last block that was begun with when a node failed.
+        #: The last block that was being read when a node failed.
         self.failed_at = -1
-        #: Those of them that blocks have changed of which the watch has heard.
+        #: Those of the old twins whose blocks were announced to the watch.
         self.heard: set[int] = set()
         self.current: _Node | None = None
         self.refuses = False
-        #: What nodes were given up for.
+        #: Reasons why nodes were given up.
         self.given_up: list[str] = []
         self.failures = 0
         self.useful = 0
@@ -216,7 +216,7 @@ class _World:
         self.heard.discard(number)
 
     def unknown(self) -> None:
-        """Every twin is read again, which is not done without need."""
+        """Every twin is read again, which must not happen needlessly."""
         self.needless |= not (self.failed or self.missed)
         self.old.clear()
         self.heard.clear()
@@ -237,7 +237,7 @@ class _World:
         return _header(self.chain[-1])
 
     def grow(self, count: int) -> None:
-        """New blocks, the last of which nodes tell of, unless they tell of each."""
+        """New blocks; nodes announce each of them, or only the last."""
         each = self.choices.flag()
         for number in range(count):
             self.append(self._some())
@@ -247,9 +247,9 @@ class _World:
                 self.tell(self.head())
 
     def take_back(self) -> None:
-        """Blocks are taken back, and others come: more than there were, as many, or fewer."""
+        """Blocks are reverted and replaced by more, as many, or fewer."""
         back = 1 + self.choices.below(4)
-        # A change that the watch has not seen is not missed by it when it is taken back.
+        # The watch does not notice the revert of a change that it has not seen.
         if back >= len(self.chain) or any(one.twins and one.name not in self.seen for one in self.chain[-back:]):
             return
         for block in self.chain[-back:]:
@@ -271,7 +271,7 @@ class _World:
             self.current.heads.tell(head)
 
     def answer(self, bad: bool) -> None:
-        """One of the questions has its answer. A bad one ends the connection, and what blocks have changed is not known."""
+        """Answer one of the questions. A bad answer ends the connection, and the changes of its blocks stay unknown."""
         node = self.current
         if node is None or not node.calls:
             return
@@ -336,12 +336,12 @@ class _World:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is under way: what the watch has heard of, it has looked at."""
+        """Whether nothing is in progress: the watch has read every announced block."""
         node = self.current
         return node is not None and not node.calls and node.heads is not None and not node.heads.waiting
 
     def check(self) -> None:
-        """It goes on; nothing old is remembered that a block has changed, once the watch has done what it can."""
+        """The watch keeps running; once it has done its work, no twin changed by a block is remembered in an old state."""
         watch, best = self.watch, self.chain[-1]
         running = watch._running
         assert running is not None and not running.called
@@ -358,7 +358,7 @@ class _World:
                 assert watch.last == (best.number, "") and best.number == self.failed_at  # it could not be looked at
 
     def stop(self) -> None:
-        """It ends, and leaves nothing behind."""
+        """The watch ends, and leaves nothing behind."""
         ended: list[Any] = []
         running, node = self.watch._running, self.current
         assert running is not None
@@ -370,7 +370,7 @@ class _World:
 
 
 def one_input(data: bytes) -> None:
-    """Operations: blocks that come and are taken back, answers, bad answers, nodes that are lost, time."""
+    """Operations: new and reverted blocks, answers, bad answers, lost nodes, time."""
     world = _World(Choices(data))
     choices = world.choices
     with mock.patch.object(blocks_module, "MAX_CHANGES", _MAX_CHANGES):
@@ -402,7 +402,7 @@ def one_input(data: bytes) -> None:
 
 
 def seeds() -> Iterator[bytes]:
-    """A chain that is listened to; blocks one by one, many at once, taken back; nodes that fail at each step."""
+    """A watched chain; blocks one by one, many at once, reverted; nodes that fail at each step."""
     begin = b"\x08" * 5  # metadata, subscription, hash, header and events of the first head
     block = b"\x02\x00\x07" + b"\x08" * 3
     yield begin + block * 3 + b"\x02\x00\xff" + b"\x08" * 3 + b"\x02\x00\x00" + b"\x08" * 3

@@ -1,4 +1,4 @@
-"""What nodes of tfchain say: stored twins, metadata, events, and messages of JSON-RPC."""
+"""Data from nodes of tfchain: stored twins, metadata, events, and messages of JSON-RPC."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _twin(data: bytes) -> None:
 
 
 def _messages(data: bytes) -> None:
-    """A few questions, and then what the node has to say: each is answered once at most."""
+    """A few questions, then the node's messages: each question is answered at most once."""
     choices = Choices(data)
     rpc = Rpc(0.0)
     open_questions = {rpc.ask("m", (), 1 << choices.below(16))[0] for _ in range(choices.below(4))}

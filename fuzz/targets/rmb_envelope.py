@@ -19,7 +19,7 @@ _NOW = 1_700_000_000
 
 
 def one_input(data: bytes) -> None:
-    """The input is the envelope, and once more the notes a peer kept."""
+    """The input is the envelope; it is also read as the notes a peer kept."""
     outcome(lambda: parse_backlog(data), MalformedEnvelope)
     kind, envelope = outcome(lambda: parse_envelope(data), MalformedEnvelope)
     if kind == "error":

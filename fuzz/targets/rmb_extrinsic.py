@@ -1,4 +1,4 @@
-"""The transaction by which a twin changes its relays and its key, for whatever a node says of the chain."""
+"""The transaction with which a twin changes its relays and its key, for any answers of a node."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fuzz.oracles import outcome
 
 _KEYS = (TwinKey(b"\x01" * 32, KeyType.ED25519), TwinKey(b"\x01" * 32, KeyType.SR25519))
 _DIGITS = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
-#: What an extension adds to the transaction: nothing, a zero, or the nonce.
+#: An extension's part of the transaction: nothing, a zero, or the nonce.
 _EXTRA = {
     "CheckNonZeroSender": "",
     "CheckSpecVersion": "",
@@ -32,7 +32,7 @@ _NAMES = (*_EXTRA, "CheckSomethingNew")
 
 
 def one_input(data: bytes) -> None:
-    """What is sent says what was wanted, and is signed with all that it is bound to; an unknown extension signs nothing."""
+    """The transaction says what was wanted and its signature covers all it is bound to; an unknown extension prevents it."""
     choices = Choices(data)
     key = _KEYS[choices.byte() > 250]  # slow, and drawn anew each time
     nonce = choices.below(1 << 8 * (1 + choices.byte() % 8))
@@ -55,7 +55,7 @@ def one_input(data: bytes) -> None:
 def _check_sent(
     extrinsic: bytes, key: TwinKey, nonce: int, runtime: Runtime, wanted: tuple[bytes | None, bytes | None]
 ) -> bytes:
-    """Read it as the chain does; gives what has to be signed."""
+    """Read it as the chain does; gives the bytes to sign."""
     outer = Reader(extrinsic)
     reader = Reader(outer.bytes(len(extrinsic)))
     assert outer.at == len(extrinsic)
@@ -98,7 +98,7 @@ def _check_signed(extrinsic: bytes, key: TwinKey, signed: bytes) -> None:
 
 
 def _check_compact(number: int) -> None:
-    """It is read the same, and takes as few bytes as there are forms."""
+    """The number reads the same, and has the shortest form."""
     written = compact(number)
     assert Reader(written).compact() == number
     assert len(written) == next(

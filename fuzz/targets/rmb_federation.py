@@ -1,4 +1,4 @@
-"""What waits at a relay for other relays: lanes whose senders take turns, who has to give way, which relay is tried first."""
+"""A relay's queue for other relays: lanes whose senders take turns, who gives way, which relay is tried first."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _BACKOFF = Backoff(first_s=2.0, limit_s=16.0)
 
 
 def _size(outgoing: Outgoing) -> int:
-    """What one counts for: its bytes, its outline twice, and the bookkeeping."""
+    """The counted size: its bytes, its outline twice, and the bookkeeping."""
     return len(outgoing.data) + 2 * outgoing.envelope.ByteSize() + OUTGOING_BYTES
 
 
@@ -55,7 +55,7 @@ class _Shuffle:
 
 
 class _Failures:
-    """When relays failed, as a ranker is to remember it."""
+    """Times of relays' failures, as a ranker should remember them."""
 
     def __init__(self) -> None:
         self.of: dict[str, list[float]] = {}  # the one that failed last is last
@@ -70,7 +70,7 @@ class _Failures:
 
 
 class _Lane:
-    """A lane, and what it should hold, by its two kinds: the sender whose turn is next is first."""
+    """A lane, and its expected content by its two kinds: the sender with the next turn is first."""
 
     def __init__(self) -> None:
         self.lane = Lane(_FAILURES_TO_CLOSE, _BACKOFF)
@@ -90,7 +90,7 @@ class _Lane:
         self._gone(outgoing)
 
     def take(self, most: int, max_bytes: int) -> list[Outgoing]:
-        """At most ``most`` and ``max_bytes``, but one; each sender has its oldest in turn; kinds have turns."""
+        """At most ``most`` and ``max_bytes``, but at least one; senders take turns with their oldest; kinds take turns."""
         expected: list[Outgoing] = []
         kind = self.next_kind if self.waiting[self.next_kind] else not self.next_kind
         self.next_kind = not kind
@@ -121,7 +121,7 @@ class _Lane:
         self.failures, self.open_from, self.open_by = 0, 0.0, 0.0
 
     def failed(self, now: float, choices: Choices) -> None:
-        """After several failures in a row it is closed, each time for longer; while it is closed, not for longer yet."""
+        """After several failures in a row the lane closes, each time for longer; failures while closed do not prolong it."""
         was_closed = self.lane.closed(now)
         self.lane.failed(now, lambda: choices.byte() / 256)
         self.failures += 1
@@ -147,7 +147,7 @@ class _Lane:
 
 
 class _Relay:
-    """All that is outstanding, and the relays it may go to."""
+    """All outstanding envelopes, and their possible relays."""
 
     def __init__(self, choices: Choices) -> None:
         self.choices = choices
@@ -160,7 +160,7 @@ class _Relay:
         self.failures = _Failures()
 
     def arrive(self) -> None:
-        """An envelope of a twin comes; it waits unless there is too much of its twin."""
+        """An envelope of a twin arrives; it waits unless the twin has too many."""
         choices = self.choices
         envelope = choices.pick(_ENVELOPES)
         outgoing = Outgoing(envelope, bytes(choices.byte() * 8), _TWIN, 0.0, connected_only=choices.flag())
@@ -172,7 +172,7 @@ class _Relay:
         self.lane().put(outgoing)
 
     def make_room(self, outgoing: Outgoing) -> bool:
-        """The last one of a sender that has most gives way, unless the newcomer's would have as much."""
+        """The last envelope of a sender with most gives way, unless the newcomer's sender would have as much."""
         sizes = self.sizes()
         has_most = [source for source in sizes if sizes[source] == max(sizes.values())]
         surplus = self.held.surplus(outgoing.source, outgoing.size)
@@ -189,7 +189,7 @@ class _Relay:
         return True
 
     def finish(self, outgoing: Outgoing) -> None:
-        """It was posted, or given up."""
+        """An envelope was posted or given up."""
         self.held.remove(outgoing)
         self.outstanding[outgoing.source].remove(outgoing)
         if not self.outstanding[outgoing.source]:
@@ -199,7 +199,7 @@ class _Relay:
         return self.lanes[self.choices.pick(_RELAYS[:3])]
 
     def order(self) -> None:
-        """Relays that failed less come first; of equals, who was drawn first. Of one nothing is drawn."""
+        """Relays with fewer failures come first, equals in the order drawn. Nothing is drawn for a single relay."""
         relays = [relay for number, relay in enumerate(_RELAYS) if self.choices.byte() >> number & 1]
         found = self.ranker.order(iter(relays), self.now)
         if len(relays) < 2:
@@ -213,7 +213,7 @@ class _Relay:
         return {source: sum(map(_size, of)) for source, of in self.outstanding.items()}
 
     def check(self) -> None:
-        """What is counted is what there is."""
+        """All counters are correct."""
         sizes = self.sizes()
         assert self.held.used == sum(sizes.values())
         assert [self.held.of(source) for source in _SOURCES] == [sizes.get(source, 0) for source in _SOURCES]
@@ -225,7 +225,7 @@ class _Relay:
 
 
 def one_input(data: bytes) -> None:
-    """Operations: envelopes that come, are taken in batches, are given up; relays that answer or do not; time."""
+    """Operations: envelopes that arrive, are taken in batches or given up; relays that answer or fail; time."""
     with mock.patch.multiple(ranking, RANKED_RELAYS=_RANKED, RANKED_FAILURES=_FAILURES):
         _run(_Relay(Choices(data)))
 

@@ -1,4 +1,4 @@
-"""The JSON that programs and peers of the Reliable Message Bus hand each other, and the envelopes made of it."""
+"""The JSON between programs and peers of the Reliable Message Bus, and the envelopes made of it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SENDER = Sender(SessionAddress(7), TwinKey(b"\x01" * 32, KeyType.ED25519), _KEY
 
 
 def one_input(data: bytes) -> None:
-    """The first byte says which of the four, the rest is its text."""
+    """The first byte chooses one of the four messages, the rest is its text."""
     kind = _KINDS[(data[0] if data else 0) % len(_KINDS)]
     result, message = outcome(lambda: kind.from_json(data[1:]), InvalidMessage)
     if result == "error":

@@ -1,4 +1,4 @@
-"""Questions to several nodes of the chain that lie, are silent, refuse and go away; without a network."""
+"""Questions to several chain nodes that lie, stay silent, refuse and disconnect; without a network."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _LIMITS = (40, 100, SMALL_BYTES)
 
 
 class _Shell:
-    """A connection to one of the nodes, and the questions on it that have no answer yet: how long it may be, and the method."""
+    """A connection to a node, and its unanswered questions: the longest allowed answer and the method of each."""
 
     def __init__(self, node: Node, now: float) -> None:
         self.node = node
@@ -57,7 +57,7 @@ class _Shell:
         self.questions[question["id"]] = question["params"][0] if method == "m" else SMALL_BYTES, method
 
     def flush(self) -> None:
-        """It has been sent."""
+        """Everything is sent at once."""
 
     def cut(self) -> None:
         """The connection ends."""
@@ -69,7 +69,7 @@ class _Shell:
 
 
 class _Asked:
-    """Somebody who asks, and whether something came of it."""
+    """A question of a caller, and whether it has a result."""
 
     def __init__(self) -> None:
         self.trials = 0
@@ -79,7 +79,7 @@ class _Asked:
 
 
 class _World:
-    """Two nodes, of which one is connected or dialled at a time; those who ask them; one who listens."""
+    """Two nodes, one connected or dialled at a time; the callers; a subscriber."""
 
     def __init__(self, choices: Choices) -> None:
         self.choices = choices
@@ -89,11 +89,11 @@ class _World:
         self.shell: _Shell | None = None
         self.asked: list[_Asked] = []
         self.told: set[str] = set()
-        #: The node whose turn it is, and how often it was lost without any use.
+        #: The node whose turn it is, and how often it was lost without having been of use.
         self.place = self.losses = 0
         self.rest_until = 0.0
         self.closed = False
-        #: What failed where a Deferred keeps it.
+        #: Failures that a Deferred would hide.
         self.broken: list[Failure] = []
         self.subscription: Subscription | None = None
         self.name = ""
@@ -155,7 +155,7 @@ class _World:
         assert one.rested is rests and not (rests and one.trials)
 
     def answered(self, result: Any, one: _Asked, trials: int | None) -> None:
-        """An answer is what a node said; without one, all that may be tried was, or it is over."""
+        """The answer is a node's; without one, all allowed trials were made, or everything has ended."""
         assert not one.done and one.trials <= (trials or TRIALS_PER_NODE * len(_URLS))
         one.done = True
         if not isinstance(result, Failure):
@@ -171,7 +171,7 @@ class _World:
             result.trap(CancelledError)
 
     def give_in(self) -> None:
-        """Somebody who asked does not want to know any more."""
+        """A caller cancels its question."""
         waiting = [one for one in self.asked if not one.done]
         if waiting:
             one = self.choices.pick(waiting)
@@ -182,7 +182,7 @@ class _World:
     # --- what nodes do ---------------------------------------------------------------------------------------------
 
     def receive(self, shell: _Shell, text: str) -> bool:
-        """A message comes; whether it was one that was waited for."""
+        """A message arrives; gives whether it was expected."""
         try:
             shell.node.handle_events(cast(Any, shell), [text])
             shell.node.after_read(cast(Any, shell))
@@ -194,7 +194,7 @@ class _World:
         return True
 
     def answer(self, shell: _Shell) -> None:
-        """An answer, or a refusal, after which the next node is asked. It is not taken if it is longer than it may be."""
+        """An answer, or a refusal, after which the next node is asked. A too long answer is not accepted."""
         if not shell.questions:
             return
         choices = self.choices
@@ -237,7 +237,7 @@ class _World:
                 self.turned()
 
     def binary(self, shell: _Shell) -> None:
-        """What is no text ends the connection."""
+        """A binary message ends the connection."""
         assert outcome(lambda: shell.node.handle_events(cast(Any, shell), [b"{}"]), MalformedAnswer)[0] == "error"
         self.lose(shell, MalformedAnswer("a binary message"))
 
@@ -259,7 +259,7 @@ class _World:
     # --- who listens -------------------------------------------------------------------------------------------------
 
     def subscribe(self, shell: _Shell) -> None:
-        """Somebody begins to listen, and gives a node up that says nonsense."""
+        """A caller subscribes, and gives up a node that sends nonsense."""
 
         async def listen(node: Node) -> None:
             try:
@@ -298,7 +298,7 @@ class _World:
                 return
 
     def take_notice(self) -> None:
-        """The next one, or the last one, is taken; if there is none it is waited for."""
+        """Take the next notice or the newest one, or wait for one."""
         subscription = self.subscription
         if subscription is None or self.live is None or self.taking:
             return
@@ -310,7 +310,7 @@ class _World:
         assert self.taking is (not taken_now.called)
 
     def taken(self, result: Any, newest: bool, subscription: Subscription) -> None:
-        """The oldest one that is kept, or the last."""
+        """Check that it is the oldest notice kept, or the newest."""
         if isinstance(result, Failure):
             result.trap(NodeFailed)
             self.taking = self.taking and subscription is not self.subscription
@@ -323,7 +323,7 @@ class _World:
     # --- what must hold --------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """It is the turn of the right node, and who waits, waits for something."""
+        """The right node has its turn, and every caller that waits has a reason."""
         self.raise_broken()
         if self.live is None:
             self.subscription = None
@@ -338,7 +338,7 @@ class _World:
             failure.raiseException()
 
     def close(self) -> None:
-        """All who wait are told, and nothing goes on."""
+        """All callers get an error, and nothing goes on."""
         self.closed = True
         Deferred.fromCoroutine(self.substrate.close())
         self.dial = None
@@ -351,7 +351,7 @@ class _World:
 
 
 def one_input(data: bytes) -> None:
-    """An odd first byte: the rest is a value of an answer. Otherwise operations, and then it is closed."""
+    """First byte odd: the rest is a value of an answer. Even: operations, and then a close."""
     choices = Choices(data)
     if choices.flag():
         _values(choices)

@@ -1,4 +1,4 @@
-"""The posts of relays that know each other: headers that are sent, altered, forged and sent again, and what is in bodies."""
+"""The posts of relays that know each other: headers that are sent, altered, forged and repeated, and bodies."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _START_MS = 1_700_000_000_000
 
 
 class _Key(ed25519.SigningKey):
-    """A key that signs the same thing once; inputs sign much the same."""
+    """A key that caches signatures, because inputs sign many equal texts."""
 
     __slots__ = ()
 
@@ -82,7 +82,7 @@ def one_input(data: bytes) -> None:
 
 
 def _trust(text: str) -> None:
-    """A name and a key that are read are read the same from what we would write."""
+    """A name and a key that are read read the same once written again."""
     kind, found = outcome(lambda: parse_trust(text), ConfigError)
     if kind == "value":
         name, key = found
@@ -113,7 +113,7 @@ def _statuses(choices: Choices) -> None:
 
 
 class _Post:
-    """A header that a relay has made, what it says, and whether it was taken."""
+    """A header made by a relay, its content, and whether it was taken."""
 
     def __init__(self, name: str, header: bytes, body: bytes, time_ms: int) -> None:
         self.name = name
@@ -126,7 +126,7 @@ class _Post:
 
 
 class _World:
-    """Relays that post, two of them known to ours; one who listens on the way; and our clock."""
+    """Relays that post, two of them known to ours; an eavesdropper; and our clock."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -148,7 +148,7 @@ class _World:
         return post
 
     def check(self, post: _Post) -> None:
-        """It is taken once, from a relay that is known, to us, while it is new, and if there is room to remember it."""
+        """A post is taken once, from a known relay, to us, while it is new, and if there is room to remember it."""
         remembered = self.remembered[post.name]
         is_ours = post.name != _NAMES[2] and post.to in ("us.example", "us.example:444")
         found = self._result(post.header, post.body)
@@ -169,7 +169,7 @@ class _World:
                 remembered.append(self.now_ms + 2 * SKEW_MS)
 
     def alter(self, choices: Choices, post: _Post) -> None:
-        """Nothing is taken of which a relay that is known did not sign every word and the body."""
+        """A post is taken only if a known relay signed every word of the header and the body."""
         words = post.header.decode().split(" ")
         at = choices.below(7)
         match choices.below(4):
@@ -186,7 +186,7 @@ class _World:
         header = " ".join(words).encode("latin-1", "replace")
         found = self._result(header, body)
         if isinstance(found, SignedPost):
-            # Only the text of the signature may be another one of the same: its digits are of either case.
+            # Only the spelling of the signature may differ: its hex digits may have either case.
             [same] = [one for one in self.posts if one.header.split(b" ")[:6] == header.split(b" ")[:6]]
             assert (same.body, same.name, same.kind) == (body, found.relay, found.body) and not same.taken
             assert bytes.fromhex(words[6]) == bytes.fromhex(same.header.split(b" ")[6].decode())

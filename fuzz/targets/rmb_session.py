@@ -1,4 +1,4 @@
-"""A session at a relay of the Reliable Message Bus: what the store has for it, what comes meanwhile, its network, its end."""
+"""A session at a relay of the Reliable Message Bus: stored and new envelopes, its network, its end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SIZES = tuple(bytes(size) for size in (0, 10, 300, 20_000, 50_000, 80_000))
 
 
 class _World:
-    """A session and its program, and a store as a relay uses it for a session that has come."""
+    """A session and its program, and a store as a relay uses it for a new session."""
 
     def __init__(self, choices: Choices) -> None:
         self.choices = choices
@@ -40,7 +40,7 @@ class _World:
         self.upstream = b""
         self.wrote, self.written_bytes = False, 0
         self.stalled_at: float | None = None
-        #: Envelopes in the order in which they came, those that wait in the store, and those that the program got.
+        #: Envelopes in order of arrival, those that wait in the store, and those that the program got.
         self.came: list[bytes] = []
         self.store: dict[str, bytes] = {}
         self.got: list[bytes] = []
@@ -70,7 +70,7 @@ class _World:
     # --- what waits --------------------------------------------------------------------------------------------------
 
     def arrive(self) -> None:
-        """An envelope comes. Without room for it, it goes to the store, and before it what would come behind the store."""
+        """An envelope arrives. Without room it goes to the store, after those that would otherwise be delivered later."""
         session, data = self.session, self._envelope()
         has_room = session.waiting_bytes + len(data) <= _LIMITS.queue_bytes
         assert session.put(data) is has_room
@@ -82,7 +82,7 @@ class _World:
                 self._keep(each)
 
     def fetch(self) -> None:
-        """Read on in the store, when all that was read before is written and is deleted there."""
+        """Read on in the store, once everything read before is written and deleted there."""
         session = self.session
         if not session.stored or session.queue:
             return
@@ -104,7 +104,7 @@ class _World:
             assert not session.behind
 
     def say(self) -> None:
-        """The relay itself answers: past everything that waits."""
+        """The relay itself answers, ahead of everything that waits."""
         data = b"s%d" % len(self.said)
         self.session.say(data)
         if self.session.state is State.OPEN:
@@ -130,7 +130,7 @@ class _World:
                 (self.heard if message.startswith(b"s") else self.got).append(message)
 
     def receive(self) -> bool:
-        """The program sends something, of which a part arrives; whether the session goes on."""
+        """The program sends something, and part of it arrives; gives whether the session goes on."""
         choices = self.choices
         match choices.below(8):
             case 0:
@@ -165,7 +165,7 @@ class _World:
         self.session.resume()
 
     def wait(self) -> bool:
-        """Time passes; whether the session goes on. It is woken when there is something to do, and not again for that."""
+        """Time passes; gives whether the session goes on. It is woken once for each thing to do."""
         session = self.session
         self.now += self.choices.byte() / 8
         self.traffic.now = self.now
@@ -189,7 +189,7 @@ class _World:
     # --- what must hold --------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """The sums are right, nothing comes twice, all comes in order, and who has something to write is known."""
+        """The sums are right, everything arrives once and in order, and sessions with data to write are known."""
         session, traffic = self.session, self.traffic
         sessions = (session, self.other)
         page_bytes = sum(len(self.store[one]) for one in self.read)
@@ -210,7 +210,7 @@ class _World:
             assert self.got == self.came[: len(self.got)]
 
     def end(self) -> None:
-        """It ends: what was not written is in the store then, and what was written is not."""
+        """The session ends: afterwards the store has exactly the envelopes that were not written."""
         session = self.session
         session.resume()
         session.count_incoming(0)

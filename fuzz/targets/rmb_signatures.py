@@ -1,4 +1,4 @@
-"""Keys and signatures of twins, and what two of them encrypt, from bytes of strangers."""
+"""Keys and signatures of twins, and texts that two of them encrypt, from bytes of strangers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DICTIONARY = (b"0x", b"ed", *(key.kind.letter for key in _KEYS), *(key.account f
 
 
 def one_input(data: bytes) -> None:
-    """The first byte says what the others are. Nothing is believed that our keys did not make, and typed errors say so."""
+    """The first byte chooses the kind of the rest. Texts that our keys did not make are refused with typed errors."""
     choices = Choices(data)
     match choices.below(5):
         case 0:
@@ -71,7 +71,7 @@ def _cipher(choices: Choices) -> None:
 
 
 def _secret(text: str) -> None:
-    """Seeds and phrases, which are of no use for longer than a line."""
+    """Seeds and phrases, which are invalid if longer than a line."""
     kind, secret = outcome(lambda: read_secret(text), InvalidSecret)
     if kind == "error":
         return

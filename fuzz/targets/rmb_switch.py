@@ -39,7 +39,7 @@ _MALFORMED = b"\xff"
 
 @dataclass(slots=True)
 class _End:
-    """What is known of a session: its program, and what that has to get."""
+    """The model of a session: its program, and the messages that it has yet to get."""
 
     network: str
     program: WebSocket | None = None
@@ -148,7 +148,7 @@ class _Relay:
         self.route(session, [data] * (1 + byte % 2) + [_MALFORMED, data] * (byte > 240))
 
     def route(self, session: Session, messages: list[bytes]) -> None:
-        """Each message goes where the first rule says that fits it, or is given back."""
+        """Each message goes where the first matching rule says, or is given back."""
         now = float(self.count)
         end = self.ends[session]
         parcels: list[Parcel] = []
@@ -248,7 +248,7 @@ class _Relay:
     # --- the network -------------------------------------------------------------------------------------------------
 
     def write(self, session: Session) -> None:
-        """The network takes something: answers first, then what waits, all in order, unless the store comes first."""
+        """The network takes data: answers first, then queued envelopes, all in order, unless the store comes first."""
         end = self.ends[session]
         if session.dirty:
             self.switch.dirty.remove(session)
@@ -286,14 +286,14 @@ class _Relay:
         self.ends[session].buffered = 0
 
     def hold(self, session: Session, size: int) -> None:
-        """So much of a message has come, and not all of it."""
+        """``size`` bytes of an incomplete message have arrived."""
         session.count_incoming(size)
         self.ends[session].incoming = size
 
     # --- what must hold ----------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """What is counted is what there is, and when there is too much the right session has to go."""
+        """All counters are correct, and above the limit the right session has to go."""
         switch, ends = self.switch, self.ends
         waiting = incoming = dirty = 0
         for one, end in ends.items():
@@ -332,7 +332,7 @@ class _Relay:
 
 
 def _outline(envelope: Envelope) -> Envelope:
-    """What a relay has to know of an envelope later."""
+    """The parts of an envelope that a relay needs later."""
     kept = Envelope.FromString(envelope.SerializeToString())
     kept.DiscardUnknownFields()
     for name in ("plain", "cipher", "signature", "federation", "relays"):
@@ -354,7 +354,7 @@ def _pong(ping: Envelope) -> Envelope:
 
 
 def one_input(data: bytes) -> None:
-    """Bytes say which session does what."""
+    """Bytes choose sessions and their operations."""
     choices = Choices(data)
     relay = _Relay(choices)
     for _ in range(400):
@@ -407,7 +407,7 @@ def seeds() -> Iterator[bytes]:
 
 
 def _more_seeds() -> Iterator[bytes]:
-    """What is just within a limit and just beyond it; who has to go; all answers; counts that are lost and kept."""
+    """Values just within and just beyond each limit; sessions that have to go; all answers; counts that are lost and kept."""
     four = b"\x00" + b"".join(bytes((0, number, 1)) for number in (0, 1, 3, 4))
     yield four + b"".join(_send(1, size, times=1) for size in (173, 0)) + b"\x02\x01"  # 400 bytes wait
     yield four + b"".join(_send(1, size, times=1) for size in (174, 0)) + b"\x02\x01"

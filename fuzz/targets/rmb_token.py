@@ -1,4 +1,4 @@
-"""Tokens of twins: texts of strangers, and tokens of twins whose claims are arbitrary."""
+"""Tokens of twins: texts of strangers, and tokens with arbitrary claims."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DOMAINS = ("relay",)
 
 
 def one_input(data: bytes) -> None:
-    """The input is a text, and once more a header and claims, which are signed."""
+    """The input is a text; it is also signed as header and claims."""
     text = as_text(data)
     kind, token = outcome(lambda: read_token(text, _NOW), TokenRefused)
     if kind == "value":

@@ -1,4 +1,4 @@
-"""A sealed stream whose peer has the keys, and says under the seal what it likes."""
+"""A sealed stream with a hostile peer, which has the keys and seals anything."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SECRETS = [hashlib.sha256(b"%d" % number).digest() for number in range(4)]
 
 
 class _Peer:
-    """What the peer knows: its keys, what it sent and got, and the hashes of both."""
+    """The peer: its keys, the data it sent and got, and the hashes of both."""
 
     def __init__(self) -> None:
         base = PlainStream(5, KEYS[0].public_key, b"", initiator=True, window_bytes=1, first_sequence=0)
@@ -54,7 +54,7 @@ class _Peer:
         self.window_bytes = _WINDOW_BYTES
 
     def read(self, frames: bytes) -> None:
-        """What the stream sends; it is as any peer expects it."""
+        """Read the stream's frames, which are as any peer expects them."""
         found, used = split_frames(frames)
         assert used == len(frames)
         for kind, _, start, end in found:
@@ -72,7 +72,7 @@ class _Peer:
                 self.got.append((int.from_bytes(inner[:2], "big"), self.hash[:4], self.got_bytes))
 
     def ack(self, choices: Choices) -> tuple[bytes, int | None]:
-        """An acknowledgement, and the fault that it is, if it is one."""
+        """An acknowledgement, and its fault, if any."""
         how = choices.byte()
         among = [self.acked, *self.got]
         at = choices.byte() % len(among)
@@ -91,7 +91,7 @@ class _Peer:
         return sequence.to_bytes(2, "big") + digest, None
 
     def fwd(self, choices: Choices) -> tuple[bytes, bytes, int | None]:
-        """The next frame of data, what it brings, and the fault that it is, if it is one."""
+        """The next frame of data, its payload, and its fault, if any."""
         how = choices.byte()
         size = choices.byte() * (1 if how & 4 else 8)
         data = TEXT[self.sent_bytes : self.sent_bytes + size]
@@ -110,8 +110,8 @@ class _Peer:
 def one_input(data: bytes) -> None:
     """The application writes, reads and ends; the peer sends frames that open and say anything.
 
-    Only ``StreamFault`` leaves, for what no honest peer says and for nothing else. What was acknowledged is what was
-    sent, a window is one of those there are, and what the stream sends is well formed.
+    Raises only ``StreamFault``, exactly for frames that no honest peer sends. Only sent data is acknowledged, a window is
+    one of the defined ones, and the stream's frames are well formed.
     """
     choices = Choices(data)
     peer = _Peer()

@@ -13,8 +13,8 @@ from fuzz.sealed import Party
 def one_input(data: bytes) -> None:
     """Operations of the two applications and of the relay.
 
-    What arrives is a prefix of what was written, whatever the relay does; the first frame that is not the next one as it
-    was sent is a ``StreamFault``; with an honest relay everything arrives and is acknowledged.
+    Whatever the relay does, the data that arrives is a prefix of the data written. The first frame that is not the next one
+    as sent raises ``StreamFault``. With an honest relay everything arrives and is acknowledged.
     """
     choices = Choices(data)
     parties = Party(0), Party(1)

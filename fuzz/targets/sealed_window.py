@@ -1,4 +1,4 @@
-"""The windows of the sealed streams of a client, which share what it may hold of all of them."""
+"""The windows of a client's sealed streams, which share one memory budget."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _UNIT_BYTES = 1 << 16
 
 
 class _Held:
-    """A stream as far as its window knows it."""
+    """A stream as seen by its window."""
 
     def __init__(self, most_bytes: int, buffers: Buffers) -> None:
         self.window = SealedWindow(_LEAST_BYTES, most_bytes, buffers)
@@ -28,9 +28,9 @@ class _Held:
 def one_input(data: bytes) -> None:
     """Streams hold more and less, are told windows and give some to their peers.
 
-    What is counted is what each holds beyond its least window. No window leaves its bounds, or grows beyond a quarter
-    of what is free. A peer is told each window once, and is at fault only with more than it was ever told, or when
-    nothing is left.
+    The budget counts the bytes that each stream holds beyond its least window. No window leaves its bounds, or grows beyond
+    a quarter of the free budget. A peer is told each window once, and is at fault only if it exceeds every window it was
+    told, or if nothing is left.
     """
     choices = Choices(data)
     buffers = Buffers(choices.byte() * 16 * _UNIT_BYTES)
@@ -89,7 +89,7 @@ def _give(stream: _Held, buffers: Buffers, taken_bytes: int) -> None:
     assert window.given_bytes == stream.given_bytes and window.most_given_bytes == stream.most_given_bytes
     share = max(0, buffers.total_bytes - buffers.used_bytes) // 4
     most = max(_LEAST_BYTES, min(stream.most_bytes, _LEAST_BYTES + _GROWTH * taken_bytes, share))
-    # A window that is as large as it can be stays, whatever was taken on this path.
+    # A window of the greatest size stays, whatever was taken on this path.
     assert (
         stream.given_bytes <= most < 2 * stream.given_bytes
         or stream.given_bytes == before == stream.most_bytes <= share

@@ -32,7 +32,7 @@ _ROLES = ("server", "discovery", "client", "shipper")
 def one_input(data: bytes) -> None:
     """The first byte is the role, then come options and variables; the rest is the file.
 
-    Only ``ConfigError`` leaves. An option counts before a variable, that before the file, and the text of each value is
+    Raises only ``ConfigError``. Options override variables, which override the file, and the text of each value is
     read as the same value.
     """
     choices = Choices(data)

@@ -1,4 +1,4 @@
-"""The shipper's plan: which file is tried when."""
+"""The shipper's plan: when each file is tried."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _REASONS = (*sorted(FILE_REASONS), "unreachable", "refused")
 def one_input(data: bytes) -> None:
     """Operations: lists of files, attempts that succeed or fail for any reason, files that vanish, time.
 
-    A file is tried by one attempt at a time and never again when it is settled; no more are under way than may be; what
-    is there is tried in the end: without failures all files are shipped, however it began.
+    A file has one attempt at a time, and none once it is settled; the number of attempts in progress is limited; every file
+    is tried in the end: without further failures all files are shipped, whatever happened before.
     """
     choices = Choices(data)
     parallel = 1 + choices.below(4)

@@ -1,4 +1,4 @@
-"""Documents that an operator signs, before their kind is looked at."""
+"""Documents signed by an operator, before their kind is checked."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _LATER = replace(RANKS, version=2)
 
 
 def one_input(data: bytes) -> None:
-    """The input is the document, or what is signed. A signature holds for its own kind and text, and for nothing else.
+    """The input is the document, or text to sign. A signature holds only for its own kind and text.
 
-    A second reader takes the same, and has the same to say against the rest.
+    A second reader accepts the same documents, and finds the same faults in the others.
     """
     for kind in (RANKS, RELAYS):
         _opened(kind, data)
@@ -58,7 +58,7 @@ def one_input(data: bytes) -> None:
 
 
 def _opened(kind: DocumentKind, data: bytes) -> dict[str, Any] | None:
-    """What the reader and the second one find in a document, which is the same; ``None`` if they refuse it."""
+    """The content that both readers find in a document; ``None`` if both refuse it."""
     complaints, expected = _complaints(kind, data)
     try:
         document = _open(kind, data)
@@ -87,7 +87,7 @@ def _refused(kind: DocumentKind, data: bytes, trusted: PublicKey = ISSUER.public
 
 
 def _complaints(kind: DocumentKind, data: bytes) -> tuple[set[str], Any]:
-    """What may be said against a document, and what Python reads in it."""
+    """The possible faults of a document, and its value as Python reads it."""
     try:
         document = json.loads(data.decode("utf-8"), object_pairs_hook=_members, parse_constant=_constant)
     except (ValueError, RecursionError):
@@ -132,7 +132,7 @@ def _constant(text: str) -> Any:
 
 
 def _depth(value: Any) -> int:
-    """How many arrays and objects stand in each other."""
+    """Depth of nested arrays and objects."""
     depth, level = 0, [value]
     while level := [one for one in level if isinstance(one, (dict, list))]:
         depth += 1
@@ -161,7 +161,7 @@ def _unsigned(document: dict[str, Any]) -> bytes:
 
 
 def _canonical(value: Any) -> str:
-    """The canonical form, written by hand but for single strings and numbers."""
+    """The canonical form, written by hand except for single strings and numbers."""
     if isinstance(value, dict):
         return "{" + ",".join(f"{json.dumps(name)}:{_canonical(value[name])}" for name in sorted(value)) + "}"
     if isinstance(value, list):
@@ -170,7 +170,7 @@ def _canonical(value: Any) -> str:
 
 
 def _check_numbers(document: dict[str, Any], number: int) -> None:
-    """The ends of a range belong to it; what is no whole number is in none. A clock may be 300 s behind the issuer's."""
+    """A range includes its ends; only whole numbers are in a range. A clock may be 300 s behind the issuer's."""
     for least, most in ((number, number), (number, number + 2), (number - 2, number)):
         assert RANKS.number({"a": number}, "a", least, most) == number
     for least, most in ((number + 1, number + 2), (number - 2, number - 1), (number + 1, number - 1)):

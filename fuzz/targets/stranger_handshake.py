@@ -1,4 +1,4 @@
-"""A stranger's link handshake at a messaging relay: what it pays for, how long it may be silent, and what it may cost."""
+"""A stranger's link handshake at a messaging relay: its tokens, its timeouts, and its cost to the relay."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _REFUSALS = ("", "", "", "handshakes", "handshakes_per_address")
 
 
 def _transcript() -> tuple[bytes, bytes, bytes]:
-    """What a client sends, twice, and what it sends first on the connection, to a relay with the same entropy each time."""
+    """The two objects that a client sends, and its first data on the link, to a relay with the same entropy each time."""
     client = LinkInitiator(_CLIENT, _RELAY.public_key, now=0.0, random=repeatable(b"nonce"))
     relay = StrangerHandshake(_RELAY, _LIMITS, lambda now: "", now=0.0, random=repeatable(b"entropy"))
     first = client.data_to_send()
@@ -37,7 +37,7 @@ _HANDSHAKE_BYTES = len(_TRANSCRIPT[0]) + len(_TRANSCRIPT[1])
 
 
 class _World:
-    """A stranger at a relay, and beside it what has happened."""
+    """A stranger at a relay, and a record of what happened."""
 
     def __init__(self, choices: Choices) -> None:
         self.choices = choices
@@ -92,14 +92,14 @@ class _World:
                 self.over = True
 
     def is_honest(self) -> bool:
-        """Whether the handshake is as the client makes it; what comes behind it is the client's own affair."""
+        """Whether the handshake is as the client made it; bytes behind it do not matter."""
         size = min(len(self.received), _HANDSHAKE_BYTES)
         if self.received[:size] == _WHOLE[:size]:
             return len(self.received) <= _HANDSHAKE_BYTES + HANDSHAKE_OBJECT_LIMIT_BYTES
         return False
 
     def decide(self) -> None:
-        """The relay lets the client in, or not; before a client asks, and twice, it cannot."""
+        """The relay lets the client in or not; it can do so only once, and only after the client asked."""
         accepts = self.choices.flag()
         try:
             if accepts:
@@ -115,7 +115,7 @@ class _World:
         assert (b'"accepted":true' in self.send()) is accepts
 
     def wait(self) -> None:
-        """Time passes, and the relay looks when it said it would."""
+        """Time passes, and the relay acts at its timeout."""
         self.now += self.choices.byte() / 16
         due = self.core.next_timeout()
         try:
@@ -130,7 +130,7 @@ class _World:
             assert self.over or due is None or self.now < due
 
     def send(self) -> bytes:
-        """What goes to the stranger: an object at most, and nothing a second time."""
+        """Data for the stranger: at most one object, and nothing twice."""
         data = self.core.data_to_send()
         assert not self.core.data_to_send() and data.count(b"\n") <= 1
         self.answers += data
@@ -139,7 +139,7 @@ class _World:
     # --- what must hold --------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """What a stranger costs is bounded, and there is a time when it has to be done."""
+        """A stranger's cost is bounded, and it has a deadline."""
         core = self.core
         assert core.messages <= 2 and len(self.taken) <= 1 and not core.answer_due
         assert core.messages <= self.received.count(b"}") and (core.messages or not self.answers)
@@ -158,9 +158,9 @@ class _World:
 
 
 def one_input(data: bytes) -> None:
-    """The first bytes say when it is and whether there are tokens. Then bytes come, as they are made or altered; and time.
+    """The first bytes choose the time and whether there are tokens. Then bytes arrive, genuine or altered; and time passes.
 
-    A handshake that nobody has touched is asked about, whatever pieces it comes in.
+    The relay decides about every unaltered handshake, in whatever pieces it arrives.
     """
     choices = Choices(data)
     world = _World(choices)

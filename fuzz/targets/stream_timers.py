@@ -1,4 +1,4 @@
-"""What a connection keeps times for: new keys of its sealed streams, and acknowledgements that wait for data."""
+"""The timers of a connection: new keys of its sealed streams, and acknowledgements that wait for data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dmsg.mux.core.wire import ACK, CLOSE, FWD, HEADER, HEADER_BYTES, split_fram
 from fuzz.choices import Choices
 
 _AFTER_S = 60.0
-#: Timers of streams that are due so soon after this one go together.
+#: Seconds within which timers of other streams are handled together with this one.
 _EARLY_S = _AFTER_S / 60
 _REKEY_FRAMES = 5
 _START_S = 1_000.0
@@ -29,7 +29,7 @@ def _key(number: int) -> bytes:
 
 
 class _Stream:
-    """A sealed stream as far as timers know it, and its peer, which opens what comes."""
+    """A sealed stream as seen by the timers, and its peer, which opens all frames."""
 
     def __init__(self, number: int, state: StreamState, cipher: Cipher, now: float) -> None:
         self.id = number
@@ -44,7 +44,7 @@ class _Stream:
         self.dead = False
 
     def seal(self, kind: int) -> None:
-        """Send a frame; with the last one under a key goes a marker, and the peer follows it."""
+        """Send a frame; the last frame under a key carries a marker, and the peer follows it."""
         inner = bytes((self.sent,)) * 3
         header, payload = self.frames.seal(kind, inner)
         if self.sent == _REKEY_FRAMES:
@@ -56,7 +56,7 @@ class _Stream:
         self.sent += 1
 
     def take_marker(self, marker: bytes) -> None:
-        """The peer finds nothing in a marker, and goes on with the next key."""
+        """The peer finds no data in a marker, and continues with the next key."""
         ((kind, stream_id, start, end),), used = split_frames(marker)
         assert kind == ACK and stream_id == self.id and used == len(marker)
         assert self.peer.open(ACK, marker[start:end]) == b""
@@ -119,7 +119,7 @@ class _World:
             one.ack_due = one.waits = False
 
     def check(self) -> None:
-        """No acknowledgement that waits is forgotten, and no key is older than it may be."""
+        """No waiting acknowledgement is forgotten, and no key is too old."""
         assert self.held.due_s is not None or not any(one.waits for one in self.streams.values())
         for one in self.streams.values():
             assert self.keys.due_s is not None and self.keys.due_s <= one.due_s
@@ -129,8 +129,8 @@ class _World:
 def one_input(data: bytes) -> None:
     """Streams begin, send, owe acknowledgements and end; time passes, or is set back.
 
-    A stream that sent something has a new key when its time has come, or after so many frames; its peer can follow. An
-    acknowledgement that waits is taken when it is due, unless it went along with data. After the end no frame opens.
+    A stream that sent something gets a new key after a time or a number of frames, and its peer can follow. A waiting
+    acknowledgement is sent when it is due, unless it went along with data. After the end no frame opens.
     """
     choices = Choices(data)
     world = _World(Cipher.AES if choices.flag() else Cipher.CHACHA)

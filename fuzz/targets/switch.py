@@ -36,7 +36,7 @@ _LIMITS = RelayLimits(strays_per_s=1.0, stray_burst=10, **SMALL_LIMITS)
 
 
 class _World(World):
-    """The switch and its clients, as far as they know what they may send."""
+    """The switch and its clients, with the frames that clients may send."""
 
     switch: Switch
     members: list[Member]  # type: ignore[assignment]
@@ -44,12 +44,12 @@ class _World(World):
     def __init__(self, choices: Choices) -> None:
         super().__init__(choices, Switch(_LIMITS, random=repeatable(b"ids")))
         self.ids: dict[Member, list[tuple[int, bytes]]] = {}  # REQUESTs that a client got
-        # What came for the client of a leg and was not sent to it yet; the legs by what it calls them; and those whose
-        # client need not get it all, because the transport was ended by a limit or by itself.
+        # Frames that arrived for a leg's client and were not sent to it yet; the legs by the client's ids; and legs whose
+        # client need not get everything, because a limit or the client itself ended the transport.
         self.flows: dict[Leg, deque[tuple[int, bytes]]] = defaultdict(deque)
         self.called: dict[tuple[Member, int], list[Leg]] = defaultdict(list)
         self.lossy: set[Leg] = set()
-        # Ids of clients that were used again while something of the transport before waited.
+        # Clients' ids that were reused while frames of the old transport were queued.
         self.reused: set[tuple[Any, int]] = set()
         # Frames a client is yet to get: OK, REQUEST and ACCEPT in their order, and for which ids CLOSE.
         self.control: dict[Member, deque[tuple[int, int, bytes]]] = defaultdict(deque)
@@ -92,7 +92,7 @@ class _World(World):
         return encode_frame(kind, transport_id, payload)
 
     def feed(self, member: Any, data: bytes) -> None:
-        """As much at once as is data of open transports; everything else by itself, because it changes what is open."""
+        """Data of open transports together; every other frame by itself, because it changes which transports are open."""
         at, buffer = len(member.tail), member.tail + data
         try:
             frames = deque(split_frames(buffer)[0])
@@ -112,7 +112,7 @@ class _World(World):
             super().feed(member, buffer[at:])
 
     def _passes(self, member: Member, buffer: bytes, kind: int, transport_id: int, start: int, end: int) -> bool:
-        """Whether a frame goes to the other client as it is; takes note of it then."""
+        """Whether a frame goes to the other client unchanged; records it then."""
         leg = member.legs.get(transport_id)
         if leg is None or not leg.open or kind not in (FWD, ACK) or end - start < SEQUENCE_BYTES:
             return False
@@ -123,7 +123,7 @@ class _World(World):
         return True
 
     def _feed_one(self, member: Member, kind: int, transport_id: int, payload: bytes, data: bytes) -> None:
-        """A frame that is answered, passed on, or held against the client, as its transport is."""
+        """A frame is answered, passed on, or counted against the client, depending on its transport."""
         leg = member.legs.get(transport_id)
         other = leg.other if leg is not None else None
         self.asked = transport_id
@@ -176,7 +176,7 @@ class _World(World):
         return "" if target.extended or len(payload) == REQUEST_BYTES else "unsupported"
 
     def _count(self, member: Member, leg: Leg | None, kind: int, transport_id: int, accepts: bool, fault: str) -> None:
-        """Count what is held against a client."""
+        """Count offences of a client."""
         if kind == REQUEST:
             offence = fault in ("bad_id", "malformed")
         elif leg is None:
@@ -202,7 +202,7 @@ class _World(World):
             assert reason == (fault or "busy")
 
     def _check_request(self, member: Member, transport_id: int, payload: bytes, target: Member | None) -> None:
-        """A REQUEST that was passed on was a good one, of a client that had not asked too often."""
+        """A REQUEST that was passed on was valid, and its client below its rate."""
         assert target is not None
         other = member.legs[transport_id].other
         assert other.member is target and target.legs[other.id] is other
@@ -226,7 +226,7 @@ class _World(World):
                 self.used.add((event.member, self.asked))
 
     def _note_end(self, asking: Any, reason: int, by: str) -> None:
-        """The client that did not end a transport gets what came before, and the news; a limit is told to both."""
+        """The client that did not end a transport gets all earlier frames, then the end; both are told of a limit."""
         if reason == CloseReason.HANDSHAKE_TIMEOUT and by == "server":
             assert self.now >= asking.since + self.limits.request_timeout_s
         for leg in (asking, asking.other):
@@ -236,7 +236,7 @@ class _World(World):
                 self.closes[leg.member, leg.id] += 1
 
     def check(self) -> None:
-        """See :class:`World`; and a client that sends what belongs to nothing is dropped in time."""
+        """See :class:`World`; and a client that sends stray frames is dropped in time."""
         super().check()
         for member in self.members:
             lasted_s = self.now - member.since
@@ -270,7 +270,7 @@ class _World(World):
             assert not flow or leg in self.lossy or reason == CloseReason.SLOW_CONSUMER, "closed before its data"
 
     def finish(self) -> None:
-        """When all networks take everything, every client has got what was sent to it."""
+        """Once all networks take everything, every client has got all frames sent to it."""
         for member in self.members:
             member.resume()
             while member.wants_write:
@@ -284,7 +284,7 @@ class _World(World):
 
 
 def one_input(data: bytes) -> None:
-    """What clients of any kind do (:func:`fuzz.switches.run`) in the frames of the dmsg protocol."""
+    """Operations of clients (:func:`fuzz.switches.run`) with frames of the dmsg protocol."""
     run(_World(Choices(data)))
 
 

@@ -13,7 +13,7 @@ _UNKNOWN = 0xFE
 
 
 def one_input(data: bytes) -> None:
-    """The input is the list. What it says is found by a second reader, too."""
+    """The input is the list. A second reader finds the same in it."""
     expected = _entries(data)
     stage = ("tlv", "handshake")[len(data) % 2]
     try:
@@ -53,7 +53,7 @@ def _written(kind: int, value: bytes) -> bytes:
 
 
 def _check_limit(data: bytes, values: dict[Tlv, bytes]) -> None:
-    """What is unknown and as long as the limit allows changes nothing. One byte more, or less than it says, is refused."""
+    """An unknown entry up to the limit changes nothing. One byte more, or less than its length says, is refused."""
     room = LIST_LIMIT_BYTES - len(data) - 3
     if room < 0:
         return
@@ -64,7 +64,7 @@ def _check_limit(data: bytes, values: dict[Tlv, bytes]) -> None:
 
 
 def _check_padding(values: dict[Tlv, bytes], more: int) -> None:
-    """A padded list has the length that was asked for, says the same and has zeros; from 3 bytes of room on."""
+    """A padded list has the requested length, the same content, and zeros; from 3 bytes of room on."""
     values = {kind: value for kind, value in values.items() if kind is not Tlv.PADDING}
     content = encode_tlvs(values)
     size = len(content) + 3

@@ -1,4 +1,4 @@
-"""Transports between two clients, as far as their ends: who is told that everything has arrived, and whether it has."""
+"""The ends of transports between two clients: who is told that everything has arrived, and whether that is true."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class _End:
         return self.sides[stream.id // 2]
 
     def take(self, events: Any) -> None:
-        """What a transport does with what its core found."""
+        """Handle a core's events as a transport does."""
         for event in events:
             side = self.side_of(event.stream)
             assert side.verdict is None and not side.lost, "an event behind the end"
@@ -152,7 +152,7 @@ class _End:
             core.abort(stream, size & 0xFF)
 
     def flush(self) -> None:
-        """Everything that may go now is on its way."""
+        """Send everything that may be sent now."""
         core = self.core
         while core.wants_write:
             data = core.data_to_send()
@@ -165,7 +165,7 @@ class _End:
             core.take_writable()
 
     def check(self, other: _End) -> None:
-        """What is counted is what there is, and whoever was told a good end has everything, as far as he still wanted it."""
+        """All counters are correct, and whoever was told a good end has received everything that he still wanted."""
         core = self.core
         for mine, theirs in zip(self.sides, other.sides, strict=True):
             stream = mine.stream
@@ -198,7 +198,7 @@ class _World:
         self.ends = _End(0, self), _End(1, self)
 
     def deliver(self, end: _End, count: int) -> None:
-        """The next frames of a client come to the other, in one read."""
+        """The next frames of a client reach the other in one read."""
         other = self.ends[1 - end.number]
         read = b""
         for _ in range(min(count, len(end.way))):
@@ -222,10 +222,10 @@ class _World:
 
 
 def one_input(data: bytes) -> None:
-    """Applications write, read, end, close and give up; the relay makes CLOSEs up, and loses what is on a path.
+    """Applications write, read, end, close and give up; the relay forges CLOSEs, and loses data on a path.
 
-    Nobody is told a good end while something of his is missing at the other side; between honest clients over an honest
-    relay everything arrives and all ends are good, and when all is over nothing is counted any more.
+    Nobody is told a good end while some of his data is missing at the other side. Between honest clients over an honest
+    relay everything arrives and all ends are good, and after the end all counters are zero.
     """
     choices = Choices(data)
     world = _World()
@@ -296,7 +296,7 @@ def one_input(data: bytes) -> None:
 
 
 def _finish(world: _World) -> None:
-    """Whoever has not ended his side does; all is read; then all close."""
+    """All sides that are still open end; everything is read; then all close."""
     ends = world.ends
     for close in (False, True):
         for end in ends:

@@ -1,4 +1,4 @@
-"""Transports between two clients, as far as their beginnings: requests, answers and handshakes, through a relay that may lie."""
+"""The openings of transports between two clients: requests, answers and handshakes, through a relay that may lie."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _FROM_ASKER, _FROM_ASKED = b"from the one that asked", b"and back"
 
 
 class _Wish:
-    """What a client asked for, and what it was told."""
+    """A client's request, and its events."""
 
     def __init__(self, stream: Stream, carrier: Carrier, service: str, resume: Resume | None) -> None:
         self.stream = stream
@@ -49,7 +49,7 @@ class _Wish:
 
 
 class _Offer:
-    """What a client was offered, and what it did."""
+    """An offer to a client, and what the client did."""
 
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
@@ -60,7 +60,7 @@ class _Offer:
 
 
 class _End:
-    """A client: its connection, what it asked for and was offered, and its frames on their way."""
+    """A client: its connection, its requests and offers, and its frames in flight."""
 
     def __init__(self, number: int) -> None:
         records: Any = PlainRecords()
@@ -95,7 +95,7 @@ class _End:
         self.wishes.append(_Wish(stream, carrier, service, resume))
 
     def decide(self, offer: _Offer, how: int) -> None:
-        """Take an offer, refuse it, or take it for an upgrade."""
+        """Accept an offer, refuse it, or accept it for an upgrade."""
         core, stream = self.core, offer.stream
         if offer.over or offer.decided or stream.state not in (StreamState.OFFERED, StreamState.UPGRADING):
             return
@@ -129,7 +129,7 @@ class _End:
             self.core.abort(offer.stream, CloseReason.INTEGRITY)
 
     def take(self, events: Any) -> None:
-        """What a client does with what its core found."""
+        """Handle a core's events as a client does."""
         for event in events:
             wish = self._wish(event.stream)
             match event:
@@ -160,7 +160,7 @@ class _End:
                     one.over = True
 
     def _opened(self, wish: _Wish, stream: Stream) -> None:
-        """It is what was asked for: sealed if that was, and told once."""
+        """The transport is the requested one: sealed if requested so, and reported once."""
         assert not wish.opened and not wish.over
         assert (stream.security == "e2e") is (wish.carrier is not Carrier.NONE)
         assert stream is wish.stream or (wish.stream.state is StreamState.CLOSED and stream.id == wish.stream.id)
@@ -168,7 +168,7 @@ class _End:
         self._say(stream, _FROM_ASKER)
 
     def flush(self) -> None:
-        """Everything that may go now is on its way; handshakes go on between two writes."""
+        """Send everything that may be sent now; handshakes advance between two writes."""
         core = self.core
         while core.wants_write or core.answers:
             self.take(core.open_more())
@@ -178,7 +178,7 @@ class _End:
             self.way += [(kind, stream_id, data[start:end]) for kind, stream_id, start, end in frames]
 
     def check(self) -> None:
-        """What is counted is what there is; nobody was given what nobody sent."""
+        """All counters are correct; nobody was given data that nobody sent."""
         core = self.core
         offered = sum(one.state is StreamState.OFFERED for one in core.streams.values())
         assert core._openings.offered == offered <= _CONFIG.offered_limit
@@ -201,7 +201,7 @@ class _World:
         self.lied = False
 
     def deliver(self, number: int, count: int, flip: int = 0) -> None:
-        """The next frames of a client come to the other in one read; one bit of the last may be another one."""
+        """The next frames of a client reach the other in one read; one bit of the last may be flipped."""
         end, other = self.ends[number], self.ends[1 - number]
         read: list[bytes] = []
         for at in range(min(count, len(end.way))):
@@ -217,7 +217,7 @@ class _World:
             if kind == CLOSE:
                 self.forget(number, stream_id)
             if flip and at == count - 1 and kind != CLOSE and len(payload) > REQUEST_BYTES:
-                # Keys and what is in the clear are the relay's to change; that is refused or harmless.
+                # The relay may change keys and plain data; that is refused or harmless.
                 changed = bytearray(payload)
                 where = REQUEST_BYTES if kind == REQUEST else min(REQUEST_BYTES, len(payload) - 1)
                 changed[where + flip % (len(payload) - where)] ^= 1 << flip % 8
@@ -232,12 +232,12 @@ class _World:
         assert (len(payload) > REQUEST_BYTES) == (wish.carrier is Carrier.REQUEST)
 
     def forget(self, number: int, stream_id: int) -> None:
-        """A transport is over for the relay."""
+        """The relay forgets a transport."""
         there = self.ids[number].pop(stream_id)
         del self.ids[1 - number][there]
 
     def close(self, number: int, at: int) -> None:
-        """The relay says to both that a transport is over."""
+        """The relay tells both that a transport has ended."""
         ids = list(self.ids[number])
         if ids:
             stream_id = ids[at % len(ids)]
@@ -248,7 +248,7 @@ class _World:
                 end.take(end.core.receive_data(encode_close(one, CloseReason.PEER_GONE), 0.0))
 
     def finish(self) -> None:
-        """Everything is decided and delivered: each wish was fulfilled or is over, and both sides agree on what it was."""
+        """Decide and deliver everything: each request has opened or ended, and both sides agree on its content."""
         for _ in range(20):
             for end in self.ends:
                 for offer in end.offers:
@@ -263,7 +263,7 @@ class _World:
                 self.check_wish(number, wish)
 
     def check_wish(self, number: int, wish: _Wish) -> None:
-        """An open transport has two ends that mean the same, whatever the relay did; and an honest one loses nothing."""
+        """Whatever the relay did, both ends of an open transport mean the same; an honest relay loses nothing."""
         other = self.ends[1 - number]
         there = self.ids[number].get(wish.stream.id)
         offer = next((one for one in other.offers if one.stream.id == there), None) if there is not None else None
@@ -275,7 +275,7 @@ class _World:
         if wish.carrier is not Carrier.NONE:
             assert wish.got in (b"", _FROM_ASKED)
         elif not self.lied:
-            # One that asks in the clear of one that waits for an upgrade has asked the wrong one.
+            # A request in the clear does not fit an offer that waits for an upgrade.
             assert wish.opened or wish.over
         if not self.lied and wish.carrier is not Carrier.NONE:
             assert wish.opened or wish.over, "it never ends"
@@ -284,8 +284,8 @@ class _World:
 def one_input(data: bytes) -> None:
     """Clients ask, take, refuse; the relay delivers, alters what is sealed, and ends transports.
 
-    Whoever is told of a sealed transport has one, with the peer, service and transport that were asked for; each is told of
-    its beginning and of its end once.
+    Whoever is told of a sealed transport has one, with the requested peer, service and transport; each side is told once of
+    its opening and once of its end.
     """
     choices, world = Choices(data), _World()
     for _ in range(60):
@@ -325,7 +325,7 @@ def one_input(data: bytes) -> None:
 
 
 def _misuse(end: _End, choices: Choices) -> None:
-    """What is not waiting for a decision takes none."""
+    """A stream that waits for no decision accepts none."""
     streams = [one.stream for one in end.wishes]
     if streams:
         stream: Any = choices.pick(streams)

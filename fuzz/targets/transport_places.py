@@ -1,4 +1,4 @@
-"""Places for transports at one client of a relay: who gets one, and which transport or request ends for it."""
+"""Places for transports at a relay's client: who gets one, and which transport or request ends for it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dmsg.serving.place_rules import PlaceRules
 from fuzz.choices import Choices
 from fuzz.oracles import KEYS
 
-#: Limits so small that a short input reaches every one of them.
+#: Limits small enough for a short input to reach every one of them.
 _LIMITS = ServingLimits(
     transports_per_connection=12, transports_per_source=2, transports_per_pair=2, unanswered_per_target=5
 )
@@ -25,7 +25,7 @@ _Leg: TypeAlias = Leg[Any]
 
 
 class _Router:
-    """What a member needs of a switch."""
+    """The part of a switch that a member needs."""
 
     def __init__(self) -> None:
         self.dirty: list[Any] = []
@@ -40,7 +40,7 @@ class _Router:
 
 
 class _World:
-    """Clients of a relay, and beside them their transports as a list: those that asked."""
+    """Clients of a relay, and their transports as a list of the asking legs."""
 
     def __init__(self, choices: Choices) -> None:
         self.choices = choices
@@ -51,14 +51,14 @@ class _World:
         keys = (key.public_key for key in KEYS)
         self.members = [Member[Any](router, key, 0.0, group=group) for key, group in zip(keys, _GROUPS, strict=False)]
         self.transports: list[_Leg] = []
-        #: When each member was last looked at, and for each transport when bytes were last seen, and how many.
+        #: The time of each member's last check; for each transport, when it last carried bytes, and how many.
         self.looked: dict[_Member, float] = dict.fromkeys(self.members, 0.0)
         self.seen: dict[_Leg, tuple[float, int]] = {}
 
     # --- what happens ----------------------------------------------------------------------------------------------
 
     def request(self) -> None:
-        """A client asks another one, or itself; an unanswered request of a third one may end for it."""
+        """A client sends a request to another one or to itself; an unanswered request of a third one may end for it."""
         newcomer, target = self.choices.pick(self.members), self.choices.pick(self.members)
         may_ask = self.expected(newcomer, target)
         assert self.rules.may_ask(newcomer, target, self.now) is may_ask
@@ -91,7 +91,7 @@ class _World:
         return len(waiting) < _LIMITS.unanswered_per_target or _yields(waiting, newcomer)
 
     def accept(self, asking: _Leg) -> None:
-        """A request is accepted. Its transport has a place, or gets that of another one, or does not open."""
+        """A request is accepted. Its transport gets a free place, or that of another transport, or does not open."""
         newcomer, target = asking.member, asking.other.member
         taken = self.at(target, opened=True)
         is_full = self.rules.is_full(target)
@@ -111,7 +111,7 @@ class _World:
         self.seen[asking] = (self.now, asking.other.sampled_bytes)
 
     def is_fair(self, ended: _Leg, newcomer: _Member, legs: list[_Leg]) -> None:
-        """What ends for ``newcomer`` is of a source that has at least two more of ``legs``, and of the largest."""
+        """The transport that ends for ``newcomer`` is of the largest source, which has at least two more of ``legs``."""
         assert not ended.initiator and ended.other in legs
         source = ended.target
         groups = Counter(one.member.group for one in legs)
@@ -144,7 +144,7 @@ class _World:
         return min(_ROOM, _LIMITS.transports_per_connection - dials)
 
     def look(self, target: _Member) -> None:
-        """See which transports to a client have carried something since they were last looked at."""
+        """Check which transports to a client have carried data since the last check."""
         self.looked[target] = self.now
         for one in self.at(target, opened=True):
             size = one.bytes + one.other.bytes
@@ -152,7 +152,7 @@ class _World:
                 self.seen[one] = (self.now, size)
 
     def check(self) -> None:
-        """Places are counted as they are, and no limit is passed."""
+        """Places are counted correctly, and no limit is exceeded."""
         for member in self.members:
             opened, waiting = self.at(member, opened=True), self.at(member, opened=False)
             dials = sum(one.member is member for one in self.transports)

@@ -1,4 +1,4 @@
-"""What is published in place of the entry that is found: the halves of a program's own, and those of others as they are."""
+"""The entry that replaces the one in discovery: a program's own halves, and other halves unchanged."""
 
 from __future__ import annotations
 
@@ -37,9 +37,10 @@ _SERVERS = (
 
 
 def one_input(data: bytes) -> None:
-    """The first bytes say what is wanted, and the next ones what is found; or the rest is the entry that is found.
+    """The first bytes choose the wanted halves, the next ones the entry that is found; or the rest is that entry.
 
-    What is published meets what is wanted, and only that: else a program would publish without end, or not at all.
+    An entry needs publishing until it meets the wanted halves, and not after: otherwise a program would publish for ever,
+    or never.
     """
     choices = Choices(data)
     client = choices.pick((Unmanaged.HALF, *_CLIENTS))
@@ -129,7 +130,7 @@ def _same(one: ServerPart | None, other: ServerPart | None) -> bool:
 
 @lru_cache(maxsize=4_096)
 def _as_stored(entry: Entry) -> Entry:
-    """``entry`` as it is found later. An empty version or half a surrogate pair would not have been taken."""
+    """``entry`` as it is found later. Entries with an empty version or half a surrogate pair are refused."""
     server = entry.server
     stored = replace(entry, server=None if server is None else replace(server, port=server.port or ""))
     kind, read = outcome(lambda: Entry.parse(stored.to_json()), DiscoveryError)

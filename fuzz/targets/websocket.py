@@ -1,4 +1,4 @@
-"""A WebSocket of either role that is sent anything, the opening handshake of a client, and a site that takes WebSockets."""
+"""A WebSocket of either role with arbitrary data, the opening handshake of a client, and a site with WebSockets."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ DICTIONARY = (
 
 
 def one_input(data: bytes) -> None:
-    """The first byte says what reads: a client's handshake, a site from the first request on, or frames as a client or
+    """The first byte chooses the reader: a client's handshake, a site from the first request on, or frames as a client or
     server, with or without text.
 
-    A core raises nothing but its own errors, finds the same byte by byte and in one piece, keeps no more than a message
-    may be long, and finds what wsproto does.
+    A core raises only its own errors, finds the same byte by byte and in one piece, buffers no more than the longest
+    message, and agrees with wsproto.
     """
     choices = Choices(data)
     how = choices.byte()
@@ -75,7 +75,7 @@ def _open(role: Role, config: WebSocketConfig) -> WebSocket:
 
 
 def _read(one: WebSocket, pieces: list[bytes]) -> tuple[list[Any], str]:
-    """All events, and the violation that ended it. What the core holds never exceeds its limit."""
+    """All events, and the violation that ended it. The core's buffer never exceeds its limit."""
     events: list[Any] = []
     for piece in pieces:
         try:
@@ -93,7 +93,7 @@ def _written(one: WebSocket) -> bytes:
 
 
 class _Model:
-    """A plain reader of all frames of a stream, which arrive at once: what is told and sent, and where it ends."""
+    """A simple reader of all frames of a stream at once: events, frames sent, and the place where it ends."""
 
     def __init__(self, role: Role, config: WebSocketConfig, stream: bytes) -> None:
         self.role, self.config, self.stream = role, config, stream
@@ -225,7 +225,7 @@ def _parsed(role: Role, sent: bytes) -> list[tuple[int, bytes]]:
 
 
 def _check_end(role: Role, config: WebSocketConfig, stream: bytes, model: _Model, whole: WebSocket) -> None:
-    """What is held, and when something is due; a violation is found at its first byte and has the code of its kind."""
+    """Checks the buffer and the timeouts; a violation is found at its first byte and has the code of its kind."""
     over = model.code is not None or model.close is not None
     assert not over or not (whole._head or whole._frame or whole._fragments)
     assert whole.state is (State.CLOSED if over else State.OPEN)
@@ -259,7 +259,7 @@ def _check_window(role: Role, config: WebSocketConfig, stream: bytes, model: _Mo
 
 
 def _check_our_close(role: Role, config: WebSocketConfig, stream: bytes, model: _Model) -> None:
-    """When we close half way, what comes behind is dropped, but for their close, of which nothing is told then."""
+    """If we close half way, later frames are dropped except the peer's close, for which there is no event then."""
     one = _open(role, config)
     cut = len(stream) // 2
     events = one.receive_data(stream[:cut], 0.0)
@@ -284,7 +284,7 @@ def _fails(call: Callable[[], object]) -> int | None:
 
 
 def _check_frames(stream: bytes) -> None:
-    """Masks, heads and closes of every length that something changes at: a byte at a time they are the same."""
+    """Masks, heads and closes of every critical length: they read the same a byte at a time."""
     size = _SIZES[len(stream) % len(_SIZES)]
     text, mask = _TEXT[:size], (stream[:4] + _MASK)[:4]
     masked = apply_mask(text, mask)
@@ -321,7 +321,7 @@ def _last(text: bytes, mask: bytes) -> bytes:
 
 
 def _as_wsproto(role: Role, stream: bytes) -> None:
-    """Without our limits the two find the same messages, and both a violation or none."""
+    """Without our limits, both cores find the same messages, and both or neither a violation."""
     judge = FrameProtocol(role is Role.CLIENT, [])
     expected: list[Any] = []
     parts: list[Any] = []
@@ -365,7 +365,7 @@ def _handshake(choices: Choices) -> None:
 
 
 def _shake(pieces: list[bytes]) -> tuple[str, bytes]:
-    """What became of it, and what came behind the answer."""
+    """The result of a handshake, and the bytes after the answer."""
     one = ClientHandshake("relay", "/", WebSocketConfig(), random=bytes)
     opened = False
     behind = b""
@@ -436,7 +436,7 @@ class _Echo(Resource):
 
 
 def _site(choices: Choices) -> None:
-    """Nothing is logged as an error, and when the connection is over nothing of it is left."""
+    """Nothing is logged as an error, and nothing of a connection is left after its end."""
     late = choices.flag()
     pieces = choices.rest_in_pieces()
     clock = Clock()
@@ -471,7 +471,7 @@ def _frame(first: int, payload: bytes, masked: bool) -> bytes:
 
 
 def seeds() -> Iterator[bytes]:
-    """Every kind of frame, messages of several, what is one byte too long, and answers to a handshake."""
+    """Every kind of frame, messages of several frames, lengths one byte too great, and answers to a handshake."""
     for how, masked in ((0, True), (2, False), (4, True), (6, False)):
         for stream in (
             [(0x82, b"one"), (0x82, bytes(125)), (0x82, bytes(126)), (0x82, bytes(LIMIT_BYTES))],

@@ -53,8 +53,8 @@ _Headers = dict[bytes, list[bytes]]
 def one_input(data: bytes) -> None:
     """The first byte says which side is read, or that both talk to each other.
 
-    A side decides as plain rules say, however the bytes are cut, and raises its own errors only. A client that sends its
-    request at all is agreed with, and finds what came behind the answer.
+    A side decides by simple rules, however the bytes are cut, and raises only its own errors. A client's request, if it can
+    be sent, is accepted, and the client finds the bytes after the answer.
     """
     choices = Choices(data)
     (_request, _answer, _both)[choices.byte() % 3](choices)
@@ -118,7 +118,7 @@ def _answer(choices: Choices) -> None:
 
 
 def _read(pieces: list[bytes]) -> tuple[str, bytes]:
-    """What becomes of an answer: ``open`` and what came behind it, or how it failed."""
+    """The result of an answer: ``open`` and the bytes after it, or the failure."""
     client = ClientHandshake("relay", "/", WebSocketConfig(), random=bytes)
     for number, piece in enumerate(pieces):
         try:
@@ -138,7 +138,7 @@ def _named(error: RemoteProtocolError) -> tuple[str, bytes]:
 
 
 def _expected(stream: bytes) -> tuple[str, bytes]:
-    """The same of the whole stream, read by the plainest rules."""
+    """The same of the whole stream, read by the simplest rules."""
     room = HEAD_BYTES
     while True:
         head, end, stream = stream.partition(b"\r\n\r\n")

@@ -69,7 +69,7 @@ class _End:
         assert self.core.state is not State.OPEN
 
     def write(self) -> None:
-        """What the network takes at once."""
+        """Send as much as the network takes at once."""
         core, before = self.core, self.core.queued_bytes
         assert core.overloaded == (before > OVERLOAD_BYTES)
         data = core.data_to_send()
@@ -125,7 +125,7 @@ class _End:
         self.violation = violation.reason
 
     def check(self, other: _End) -> None:
-        """What was told is the beginning of what was said; the end is told once, and as it was said."""
+        """The events are a prefix of what the other side sent; the end is reported once, and as sent."""
         got, core = list(self.got), self.core
         if got and isinstance(got[-1], Closed):
             closed = got.pop()
@@ -143,10 +143,10 @@ class _End:
 
 
 def one_input(data: bytes) -> None:
-    """Both sides send, ping, close, read in pieces of any size, stop to read, and do what is due.
+    """Both sides send, ping, close, read in pieces of any size, stop reading, and act on timeouts.
 
-    Each is told the beginning of what the other said, and the end of it once; nothing but the keepalive, a message that
-    takes too long and too many pings ends it otherwise; what is queued is counted, and written in bounded pieces.
+    Each side gets a prefix of the other's messages, and its end once. Otherwise only the keepalive, a message that takes too
+    long and too many pings end the connection. Queued data is counted, and written in bounded pieces.
     """
     choices = Choices(data)
     ends = _End(Role.CLIENT), _End(Role.SERVER)
@@ -203,7 +203,7 @@ def one_input(data: bytes) -> None:
 
 
 def _finish(ends: tuple[_End, _End], now: float) -> None:
-    """All that was said arrives, both sides close, and nothing is left."""
+    """Everything sent arrives, both sides close, and nothing is left."""
     for last in (False, True):
         if last:
             ends[0].core.close()
