@@ -26,13 +26,13 @@ BENCHES: Final = (
     "discovery",
     "soak",
 )
-#: Run when they are named only: they take minutes on every machine.
+#: Run only if named: they take minutes on every machine.
 LONG: Final = ("kills", "fleet", "wan", "beside", "crowd", "cores")
 _NAMES_HELP: Final = f"of {', '.join(BENCHES)}, which are the default, and {', '.join(LONG)}"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the benches named (all of them if none is); 1 when a target was missed or one failed."""
+    """Run the named benches (by default all); 1 if one missed a target or failed."""
     parser = argparse.ArgumentParser(prog="benchmarks", description="Measure dmsg on this machine, over loopback.")
     parser.add_argument("names", nargs="*", metavar="name", help=_NAMES_HELP)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there, too")

@@ -1,7 +1,7 @@
-"""What ours does beside programs of others that are installed, in the same run: relays, tunnels, files.
+"""Compares ours with installed programs of others, in the same run: relays, tunnels, files.
 
-Every repeat asks each of them once for each figure, so what the machine does meanwhile meets all alike. Below a figure of
-another's stands ours as a multiple of it. MB are 10^6 bytes. How to get the others is in docs/performance.rst.
+Every repeat measures each program once for each figure, so that disturbances of the machine hit all alike. Below another
+program's figure stands ours as a multiple of it. MB are 10^6 bytes. docs/performance.rst says how to get the others.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _WRITE_BYTES: Final = 64 * 1024
 _PING_BYTES: Final = 64
 _LIMIT_S: Final = 120.0
 _MB: Final = 1e6
-#: From client to client, the distance at which files are sent.
+#: Round trip from client to client at which files are sent, in ms.
 _FAR_MS: Final = 100
 _FAR_MBIT_PER_S: Final = 1000
 _PIECE_BYTES: Final = 64 * 1024
-#: With whom the others are compared.
+#: The contender that the others are compared with.
 _OURS: Final = "dmsg, e2e"
 
 
 class _Table:
-    """Figures by what they are of and whose they are."""
+    """Figures by kind and contender."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, str], dict[str, list[float]]] = {}
@@ -56,7 +56,7 @@ class _Table:
 
 
 def run(sizes: Sizes) -> list[Row]:
-    """Rows of relays, tunnels and files; of ours alone where nothing else is installed."""
+    """Rows of relays, tunnels and files; only ours if nothing else is installed."""
     left_out: set[str] = set()
     rows = [*_relays(sizes, left_out), *_tunnels(sizes, left_out), *_files(sizes, left_out)]
     for reason in sorted(left_out):
@@ -65,7 +65,7 @@ def run(sizes: Sizes) -> list[Row]:
 
 
 def _made(make: Callable[[], Any], left_out: set[str]) -> Any:
-    """What ``make`` gives, or ``None`` and why in ``left_out``."""
+    """The result of ``make``, or ``None`` with the reason in ``left_out``."""
     try:
         return make()
     except LeftOut as reason:
@@ -205,7 +205,7 @@ def _tunnels(sizes: Sizes, left_out: set[str]) -> list[Row]:
 
 
 def _our_tunnel(cast: Cast, home: str, services: dict[str, int]) -> tuple[dict[str, int], Callable[[], float]]:
-    """Where the services come out, and the CPU seconds of the relay and the commands."""
+    """The local ports of the services, and the CPU seconds of the relay and the commands."""
     server = cast.start("server")
     relay = ("--server", f"{server.facts['key']}@127.0.0.1:{server.facts['port']}", "--security", "e2e")
     pids, ports = [server.pid], {}

@@ -1,6 +1,6 @@
-"""How many objects of ours a process holds, and how long their tables are, by walking from one object to all it leads to.
+"""Counts our objects in a process, and the entries of their tables, by walking all references from one object.
 
-Memory alone does not tell a leak of small objects from the caches of an allocator. Their number does, at once.
+Memory alone does not distinguish a leak of small objects from the caches of an allocator. Their number does, at once.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Any, Final
 
 _OURS: Final = "dmsg."
 _TABLES: Final = (dict, OrderedDict, list, set, deque)
-#: What leads to everything that is loaded, and holds nothing of ours that anything else does not hold.
+#: Types that lead to everything loaded, and hold nothing of ours that is not also held elsewhere.
 _OUTSIDE: Final = (ModuleType, type, CodeType, FrameType, BuiltinFunctionType)
 
 
 def census(root: Any) -> dict[str, dict[str, int]]:
     """``objects``: instances of ours by class; ``tables``: entries in all tables of a name (``Class.attribute``).
 
-    Garbage that waits for the collector is not reached, so it is not counted there; ``collector`` tells of all it tracks.
+    Garbage that waits for the collector is not reached and not counted; ``collector`` counts everything it tracks.
     """
     objects: Counter[str] = Counter()
     tables: Counter[str] = Counter()
@@ -40,7 +40,7 @@ def census(root: Any) -> dict[str, dict[str, int]]:
                 continue  # the globals of a module
             following.append(one)
         level = following
-    # with what waits for the collector, and what is not ours
+    # including garbage that waits for the collector, and objects that are not ours
     return {"objects": dict(objects), "tables": dict(tables), "collector": {"tracked": len(gc.get_objects())}}
 
 

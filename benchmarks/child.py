@@ -1,4 +1,4 @@
-"""What runs in a child: ``python -m benchmarks.child ROLE OPTIONS`` (see :class:`benchmarks.processes.Child`)."""
+"""The program of a child: ``python -m benchmarks.child ROLE OPTIONS`` (see :class:`benchmarks.processes.Child`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import sys
 from typing import Any, Final, Protocol
 
 _PR_SET_PDEATHSIG: Final = 1
-#: Where the system knows no scheduling class for what only fills idle time.
+#: Niceness on systems without a scheduling class for idle time.
 _OTHER_MACHINES_NICE: Final = 19
 
 
@@ -20,7 +20,7 @@ class Role(Protocol):
     """A role's module has ``async def start(reactor, options)`` giving one of these; ``None`` reactor for raw ones."""
 
     async def facts(self) -> dict[str, Any]:
-        """What the bench needs to know once the role is ready."""
+        """Facts for the bench once the role is ready."""
 
     async def do(self, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """Carry out one command."""
@@ -48,7 +48,7 @@ def main() -> None:
     if getattr(module, "STANDS_FOR_OTHER_MACHINES", False):
         _yield_to_others()
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)  # other output must not get between the answers
+    os.dup2(2, 1)  # keep other output out of the answers
     if module.USES_TWISTED:
         _run_twisted(module, options, answers)
     else:
@@ -56,8 +56,8 @@ def main() -> None:
 
 
 def _yield_to_others() -> None:
-    """Who floods a server lives on other machines. Here it shares the cores with those whose tail is measured, and leaves
-    them a core as soon as they want it, as another machine would; the load it makes is checked against what was asked for.
+    """Run only in idle time. Those who flood a server live on other machines; here they share the cores with the clients
+    whose tail is measured, and must yield to them at once. The load they make is checked against the requested load.
     """
     if hasattr(os, "SCHED_IDLE"):
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))

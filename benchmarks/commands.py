@@ -19,13 +19,13 @@ _SEND_TIMEOUT_S: Final = 300.0
 
 
 def command_line(*arguments: str) -> list[str]:
-    """What to run for ``dmsg`` with these arguments: it remembers nothing, writes JSON, and ends with this process."""
+    """The command line of ``dmsg`` with these arguments: it keeps no state, writes JSON, and ends with this process."""
     code = "from benchmarks.child import run_dmsg; run_dmsg()"
     return [sys.executable, "-c", code, *arguments, "--state-dir", "none", "--json"]
 
 
 def environment() -> dict[str, str]:
-    """The environment without settings for ``dmsg``. Bytecode may be kept, as it is where ``dmsg`` is installed."""
+    """The environment without settings for ``dmsg``. Bytecode may be cached, as in an installed ``dmsg``."""
     return {
         key: value
         for key, value in os.environ.items()
@@ -34,7 +34,7 @@ def environment() -> dict[str, str]:
 
 
 def send(files: Sequence[str], target: Sequence[str]) -> list[dict[str, Any]]:
-    """What ``dmsg send`` says of each of ``files``; ``target`` is the peer's key and options. Raises ``ChildFailed``."""
+    """The results of ``dmsg send`` for each of ``files``; ``target`` is the peer's key and options. Raises ``ChildFailed``."""
     peer, *options = target
     process = subprocess.run(
         command_line("send", peer, *files, *options),
@@ -86,7 +86,7 @@ class Command:
         raise ChildFailed(f"{self._name} did not start")
 
     def wait(self, limit_s: float) -> None:
-        """Wait until it has ended of itself. Raises ``ChildFailed`` if it does not, or not with 0."""
+        """Wait until it has ended by itself. Raises ``ChildFailed`` if it does not, or not with 0."""
         try:
             status = self._process.wait(limit_s)
         except subprocess.TimeoutExpired:

@@ -1,8 +1,8 @@
-"""New connections while others talk, and what an idle one holds in memory.
+"""New connections beside other traffic, and the memory of an idle connection.
 
-A load process opens connections at an even pace; two clients play ping-pong meanwhile. Their tail without the load is
-the mean of what it is right before and right after, in each repeat. The server has a core to itself, as a machine of
-its own would give it; all other processes share the others.
+A load process opens connections at an even pace while two clients play ping-pong. Their tail without the load is the mean
+of their tails right before and right after it, in each repeat. The server has a core to itself, as on a machine of its
+own; all other processes share the other cores.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NAME: Final = "connections"
 _P99_TIMES_LIMIT: Final = 2.0
 _RATE_SHARE: Final = 0.98
 _IDLE_LIMIT_KIB: Final = 24.0
-#: The load comes from few addresses of one network, and slowly it may be: neither is what is measured.
+#: Limits that do not disturb a load from few addresses of one network, which may also be slow.
 UNLIMITED: Final = {
     "half_open_per_address": 10_000,
     "half_open": 10_000,
@@ -31,7 +31,7 @@ UNLIMITED: Final = {
     "handshakes_per_s": 10_000.0,
     "handshake_burst": 100_000,
 }
-#: Idle connections are opened at this pace, which is not what is measured there.
+#: Idle connections are opened at this pace, which is not measured.
 _FILL_PER_S: Final = 400.0
 _PATIENT: Final = {**UNLIMITED, "handshake_timeout_s": 60.0}
 _SETTLE_TIMEOUT_S: Final = 10.0
@@ -43,7 +43,7 @@ def run(sizes: Sizes) -> list[Row]:
 
 
 class _Paced(NamedTuple):
-    """One repeat: connections a second, tails of the others' round trips without and with them, what they cost."""
+    """One repeat: connections a second, tails of the others' round trips without and with them, their cost."""
 
     rate: float
     alone_ms: float
@@ -123,11 +123,11 @@ def _idle(sizes: Sizes) -> list[Row]:
     count = sizes.idle_connections
     held: list[float] = []
     with Cast() as cast:
-        for _ in range(min(2, sizes.repeats)):  # a fresh server each time: memory that was used once stays
+        for _ in range(min(2, sizes.repeats)):  # a fresh server each time, because a process keeps its memory
             server = cast.start("server", limits=_PATIENT)
             load = cast.start("load", server=server.facts)
             load.ask("prepare", count=50)
-            load.ask("open", count=50, per_second=_FILL_PER_S, limit_s=10)  # what is imported and set up once
+            load.ask("open", count=50, per_second=_FILL_PER_S, limit_s=10)  # warm up imports and one-time set-up
             load.ask("prepare", count=count, timeout_s=60)
             before = server.rss_kib()
             result = load.ask("open", count=count, per_second=_FILL_PER_S, limit_s=60, timeout_s=90)

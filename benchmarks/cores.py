@@ -1,10 +1,10 @@
-"""Two relays of one host, each with a core of its own and a key of its own, against one of them.
+"""Two relays of one host, each with a core and a key of its own, compared with one relay.
 
-The load runs on the same two cores, so that two relays at once cannot have a core each, and their rate says nothing about
-clients elsewhere. What can be measured is the CPU time that a megabyte takes a relay, alone and beside another one that is
-as busy. A core gives a second of it in a second, so that two relays carry twice the first by the second of what one does,
-as far as the processor is concerned. Senders keep a pace that leaves each core idle for a good part: a relay that lags
-reads more at a time, which is cheaper, and two that lag would look better than one that does not.
+The load runs on the same two cores, so two relays at once do not have a core each, and their rate says nothing about
+clients elsewhere. The bench measures the CPU time of a relay for a megabyte, alone and beside an equally busy relay. As far
+as the processor is concerned, two relays carry 2 × (time alone) / (time beside the other) times as much as one. Senders
+keep a pace that leaves each core idle for a good part of the time: a lagging relay reads more at a time, which is cheaper,
+so two lagging relays would look better than one that keeps up.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _SIZE: Final = 16_384
 _TIMES_TARGET: Final = 1.7
 _BYTES_PER_S: Final = 60e6
 _LIMIT_S: Final = 120.0
-#: Senders here heed no window, and what a receiver does not take in time waits.
+#: Senders here ignore windows, so the relay queues data that a receiver does not take in time.
 _LIMITS: Final = dict.fromkeys(
     ("queue_soft_bytes", "queue_hard_bytes", "queued_per_connection_bytes", "queued_total_bytes"), 1 << 30
 )
 
 
 class _Relay(NamedTuple):
-    """A relay, and who sends through it."""
+    """A relay, and the sender and receiver that use it."""
 
     server: Child
     sender: Child
@@ -36,7 +36,7 @@ class _Relay(NamedTuple):
 
 
 def run(sizes: Sizes) -> list[Row]:
-    """Rows of one relay, and of two; none where there is one core."""
+    """Rows of one relay, and of two; none on a machine with one core."""
     cores = sorted(os.sched_getaffinity(0))[:2]
     if len(cores) < 2:
         raise RuntimeError("there is one core only")
@@ -68,7 +68,7 @@ def _start(cast: Cast, core: int) -> _Relay:
 
 
 def _cost_ms(relays: list[_Relay], count: int) -> float:
-    """Milliseconds of CPU of a relay for a MB, the mean of ``relays``, which carry as much each at the same time."""
+    """CPU milliseconds of a relay for a MB: the mean of ``relays``, which carry equal loads at the same time."""
     total = count * _SIZE
     for relay in relays:
         relay.sender.ask("prepare", size=_SIZE, count=count)

@@ -1,7 +1,7 @@
-"""As many idle connections as the descriptors of one process allow: what they hold, and what they cost others.
+"""As many idle connections as the descriptors of one process allow: their memory, and their cost to others.
 
-Each end of a connection takes a descriptor, so the clients are processes of their own. They are raw sockets that shook
-hands and say nothing more. Two clients of ours play ping-pong before the crowd is there, beside it, and after it has gone.
+Each end of a connection takes a descriptor, so the clients are processes of their own: raw sockets that send nothing after
+the handshake. Two clients of ours play ping-pong before the crowd comes, beside it, and after it has gone.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ NAME: Final = "crowd"
 #: 1 GiB for 100,000, in KiB for one.
 _IDLE_LIMIT_KIB: Final = 1024 * 1024 / 100_000
 _P99_TIMES_LIMIT: Final = 1.2
-#: Descriptors that are no connection of the crowd: files, the listener, other clients.
+#: Descriptors for anything but the crowd: files, the listener, other clients.
 _OTHER_DESCRIPTORS: Final = 100
-#: What is opened and imported with the first connections is none of theirs.
+#: Connections for the warm-up of imports and one-time memory, which do not count.
 _FIRST: Final = 50
 _FILL_PER_S: Final = 400.0
 _FILL_LIMIT_S: Final = 300.0
 
 
 def run(sizes: Sizes) -> list[Row]:
-    """Rows of memory, of the tail of two other clients, and of what the crowd costs while it says nothing."""
+    """Rows of memory, of the tail of two other clients, and of the cost of the idle crowd."""
     count = min(sizes.crowd, raise_open_files() - _OTHER_DESCRIPTORS - _FIRST)
     own, others = split_cores()
     limits = {

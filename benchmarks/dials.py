@@ -1,7 +1,7 @@
-"""How many transports a second can be opened and closed on one connection, and what that costs, without discovery.
+"""Rate and cost of opening and closing transports on one connection, without discovery.
 
-16 at a time and one after another; with security by the hop, and sealed. A dial one after another costs each process more:
-it wakes up for every one, and what it needs has left the caches by then.
+16 at a time and one after another; with security by the hop, and sealed. Single dials cost each process more: it wakes up
+for every dial, with cold caches.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LIMITS: Final = {
 
 
 class _Pair:
-    """Two clients of one kind of security, and what their dials took so far."""
+    """Two clients of one kind of security, and the cost of their dials so far."""
 
     def __init__(self, cast: Cast, server: Child, security: str) -> None:
         listening = cast.start("client", server=server.facts, security=security, listen="sink")
@@ -50,7 +50,7 @@ class _Pair:
 
 
 def run(sizes: Sizes) -> list[Row]:
-    """Rows of the rates and of what a dial costs each process."""
+    """Rows of the rates and of each process's cost of a dial."""
     with Cast() as cast:
         server = cast.start("server", limits=LIMITS)
         plain, sealed = _Pair(cast, server, "hop"), _Pair(cast, server, "e2e")

@@ -16,7 +16,7 @@ _KINDS: Final = (("get", "GET"), ("post", "signed POST"), ("available_servers", 
 
 
 def run(sizes: Sizes) -> list[Row]:
-    """Rows of rate and tail latency for each kind of request; one repeat, for filling the store takes longest."""
+    """Rows of rate and tail latency for each kind of request; one repeat, because filling the store takes longest."""
     path = os.environ.get("PYTHONPATH", "")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), path)))  # its server is a script of its own
     try:

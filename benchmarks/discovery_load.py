@@ -1,7 +1,7 @@
 """How many requests a discovery answers: GETs and signed POSTs over SQLite, with many entries stored.
 
-Starts a discovery in a process of its own on loopback and asks it from this one over keep-alive connections, each with
-one request under way. Every POST is an iteration signed beforehand; every answer is checked. Prints a table, and with
+Starts a discovery in a process of its own on loopback and sends it requests over keep-alive connections, each with
+one request in flight. Every POST is an iteration signed beforehand; every answer is checked. Prints a table, and with
 ``--json`` one JSON object.
 
     python benchmarks/discovery_load.py --entries 50000 --seconds 5
@@ -27,7 +27,7 @@ from dmsg.crypto.keys import SecretKey
 from dmsg.discovery.entry import ClientPart, Entry, ServerPart
 
 GOALS = {"get": 1000.0, "post": 250.0}
-#: Each hundredth entry is a server's.
+#: One entry in a hundred is a server's.
 SERVER_SHARE = 100
 
 
@@ -59,7 +59,7 @@ def serve(path: str, entries: int) -> None:
 
     async def main() -> None:
         relays = (key_number(0).public_key, key_number(SERVER_SHARE).public_key)
-        # Filling takes signatures but no check of them: that would be waiting without telling anything.
+        # Filling takes signed entries but does not check them: the check would only take time.
         for start in range(0, entries, 250):
             batch = [entry_number(n, 0, relays) for n in range(start, min(start + 250, entries))]
             await defer.gatherResults([store.put(entry, time.time_ns()) for entry in batch], consumeErrors=True)
@@ -78,7 +78,7 @@ def serve(path: str, entries: int) -> None:
 
 
 class Connection:
-    """One blocking-free keep-alive connection with one request under way; just enough of HTTP for our own server."""
+    """A non-blocking keep-alive connection with one request in flight; just enough HTTP for our own server."""
 
     def __init__(self, port: int) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port))
@@ -152,7 +152,7 @@ def gets(entries: int) -> Any:
 
 
 def posts(entries: int, count: int) -> Any:
-    """Signed before the clock starts."""
+    """POSTs, signed before the clock starts."""
     relays = (key_number(0).public_key,)
     bodies = [entry_number(number % entries, 1 + number // entries, relays).to_json() for number in range(count)]
     head = (

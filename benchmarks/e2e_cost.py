@@ -1,7 +1,7 @@
-"""What end-to-end security costs more than security by the hop: the two clients, the relay, and the time of a message.
+"""The extra cost of end-to-end security over security by the hop: for the two clients, the relay, and a message's latency.
 
-Two pairs of clients on one relay, alike but for their security, take turns in one run. A sealed stream is sealed twice
-at the ends, so its clients have more to do; the relay sees the same frames, but fewer acknowledgements, since
+Two pairs of clients on one relay, which differ only in their security, take turns in one run. A sealed stream is sealed
+twice at the ends, so its clients have more to do; the relay sees the same frames, but fewer acknowledgements, because
 those of a sealed stream are cumulative. MB are 10^6 bytes.
 """
 
@@ -23,7 +23,7 @@ _LIMIT_S: Final = 60.0
 
 
 def run(sizes: Sizes) -> list[Row]:
-    """Rows of the two ratios, then of what they come from, then of throughput, dials and ping-pong end to end."""
+    """Rows of the two ratios, then of their components, then of throughput, dials and ping-pong end to end."""
     clients: dict[str, list[float]] = {kind: [] for kind in KINDS}
     relay: dict[str, list[float]] = {kind: [] for kind in KINDS}
     rates: dict[str, list[float]] = {kind: [] for kind in KINDS}
@@ -76,7 +76,7 @@ def _ratios(costs: dict[str, list[float]]) -> list[float]:
 
 
 def _push(sink: Child, source: Child, server: Child, amount: int) -> tuple[float, float, float]:
-    """Send ``amount`` bytes: milliseconds of CPU for a MB, of both clients and of the relay, and MB a second."""
+    """Send ``amount`` bytes: CPU milliseconds for a MB, of both clients and of the relay, and MB a second."""
     total = max(1, amount // WRITE_BYTES) * WRITE_BYTES
     before = [one.cpu_s() for one in (sink, source, server)]
     result = source.ask(

@@ -1,9 +1,9 @@
-"""How fast ``dmsg send`` and ``dmsg receive`` are: a large file beside the transport under them, and many small files.
+"""The speed of ``dmsg send`` and ``dmsg receive``: a large file compared with the bare transport, and many small files.
 
 A relay, ``dmsg receive`` and two clients that only send and count run all the time, sealed from end to end. In every repeat
-the clients move as many bytes as the file has, then ``dmsg send`` the file, then as many small files as stand there. The
-rate of a file is what the command says, from the first question about it to the word that it is verified, synced and in
-its place. The time of the small files is that of the whole command, its start with it. MB are 10^6 bytes.
+the clients move as many bytes as the file has, then ``dmsg send`` the file, then many small files. The rate of a file is
+the one that the command reports, from the first message about it to the confirmation that it is verified, synced and in
+place. The time of the small files is that of the whole command, its start included. MB are 10^6 bytes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from benchmarks.report import Row, row
 from benchmarks.sizes import Sizes
 
 NAME: Final = "files"
-#: A file moves at so many times the rate of the transport, at least.
+#: Least rate of a file, as a share of the transport's rate.
 _TIMES_TRANSPORT: Final = 0.85
 _WRITE_BYTES: Final = 16_384
 _SMALL_BYTES: Final = 4_096
@@ -33,7 +33,7 @@ _LIMIT_S: Final = 120.0
 
 
 def run(sizes: Sizes) -> list[Row]:
-    """Rows of a large file and its transport, then of many small files, ours and others' that are installed."""
+    """Rows of a large file and its transport, then of many small files, by ours and by installed programs of others."""
     rates: dict[str, list[float]] = {"transport": [], "file": []}
     costs: dict[str, list[tuple[float, float]]] = {"transport": [], "file": []}
     times: dict[str, list[float]] = {}
@@ -55,7 +55,7 @@ def run(sizes: Sizes) -> list[Row]:
             rate = _push(source, sink, sizes.file_bytes)
             pushed = (server.cpu_s() - before[0], sink.cpu_s() - before[1])
             for path in inbox.iterdir():
-                path.unlink()  # now, so that what comes finds the memory of what was there
+                path.unlink()  # now, so that the next file can use its memory
             before = (server.cpu_s(), process_cpu_s(receive.pid))
             (sent,) = send((str(large),), target)
             filed = (server.cpu_s() - before[0], process_cpu_s(receive.pid) - before[1])
@@ -108,7 +108,7 @@ def _small_rows(sizes: Sizes, times: dict[str, list[float]]) -> list[Row]:
 
 
 def _others(cast: Cast) -> list[Any]:
-    """Programs of others that are installed; says which are not."""
+    """Installed programs of others; reports missing ones."""
     found: list[Any] = []
     for make in (Croc, Wormhole):
         try:

@@ -37,7 +37,7 @@ from dmsg.eventlog.log import Encoder, short_node
 
 NAME: Final = "fleet"
 OPERATOR: Final = SecretKey(bytes(31) + b"\x07")
-#: What ranks have to make of the share of dials that fail, and of the time within which 99 % of the others get through.
+#: Targets of ranks, as factors: for the share of failed dials, and for the 99 % time of the others.
 _FEWER_FAILURES: Final = 0.8
 _FASTER_P99: Final = 0.7
 
@@ -46,7 +46,7 @@ _SLOW: Final = RelayState(fleet.Path(delay_s=0.3))
 _LOSSY: Final = RelayState(fleet.Path(delay_s=0.02, loss=0.3))
 _FAILING: Final = RelayState(fleet.Path(delay_s=0.02, refusals=0.2), stalls_per_hour=240.0)
 _STATES: Final = {"s": _STEADY, "l": _SLOW, "x": _LOSSY, "f": _FAILING, "o": _STEADY}
-#: One word a relay, one letter a half of a phase: first and second of phase 1, then of phase 2. ``o`` is over capacity.
+#: One word for each relay, one letter for each half phase: two of phase 1, then two of phase 2. ``o`` is over capacity.
 FATES: Final = (
     *("ssss", "llll", "ssss", "ffff", "ssss", "xxxx", "ssss", "llls", "sssf", "slll", "ssss", "sfff"),
     *("lsss", "xxxs", "ssss", "oooo", "ffss", "fffs", "ssss", "ffff"),
@@ -72,12 +72,12 @@ def plans(size: FleetSize, seed: int = 1, fates: Sequence[str] = FATES) -> tuple
 def reference_ranks(
     events: Iterable[LoggedEvent], now_s: float, *, window_s: int = 86_400, lifetime_s: int = 172_800
 ) -> bytes:
-    """A signed document from what clients logged: simple on purpose, and independent of the log pipeline's.
+    """A signed document from clients' logs: simple on purpose, and independent of the log pipeline's.
 
-    Four things are asked of a relay: that it lets clients in, that it keeps them, that transports come about, and how
-    fast. Each is the share of what went well, the newest counting most, no client for more than :data:`_CLIENT_LIMIT`
-    observations, and one imaginary one pulling towards :data:`_UNKNOWN`; speed is relative to the fastest. The score
-    is the product of the four.
+    A relay is judged by four qualities: it lets clients in, it keeps them, transports open, and fast. Each is the share of
+    good observations, where the newest count most, no client counts for more than :data:`_CLIENT_LIMIT` observations, and
+    an imaginary one pulls towards :data:`_UNKNOWN`; speed is relative to the fastest relay. The score is the product of the
+    four.
     """
     half_life_s = min(window_s, 120.0)
     votes: dict[str, dict[str, dict[PublicKey, list[float]]]] = {}
@@ -113,7 +113,7 @@ def reference_ranks(
     return sign_ranks(document, OPERATOR)
 
 
-#: What is asked of a relay, and the member of the document that has it.
+#: The qualities of a relay, and their members in the document.
 _ASKED: Final = {"enter": "capacity", "stay": "drops", "open": "success", "speed": "latency"}
 _UNKNOWN: Final = 0.8
 _CLIENT_LIMIT: Final = 5.0
@@ -128,7 +128,7 @@ def _share(by_client: dict[PublicKey, list[float]]) -> float:
 
 
 def _observations(line: LoggedEvent) -> list[tuple[str, str, float]]:
-    """Relay, which of :data:`_ASKED`, and how well it went, from 0 to 1."""
+    """Relay, quality (of :data:`_ASKED`), and how well it went, from 0 to 1."""
     event = line.event
     if line.role != "client":
         return []
@@ -165,7 +165,7 @@ def simulate(
     ranks: bytes = b"",
     fates: Sequence[str] = FATES,
 ) -> Outcome:
-    """Both phases. ``ranks`` takes the place of those computed here; then phase 2 begins when that was issued."""
+    """Both phases. ``ranks`` replaces the ranks computed here; then phase 2 begins when that document was issued."""
     one, two = plans(size, seed, fates)
     first = fleet.run_fleet(one, measure=False)
     trusted = [OPERATOR.public_key]
@@ -186,7 +186,7 @@ _LABELS: Final = {"nothing": "without ranks", "own": "own measurements", "ranks"
 
 
 def rows_of(outcomes: Sequence[Outcome]) -> list[Row]:
-    """Success and times of each variant over all seeds; what ranks give is held against what there is without."""
+    """Success and times of each variant over all seeds; variants with ranks are compared with those without."""
     pooled = {name: pool([one.second[name] for one in outcomes]) for name in outcomes[0].second}
     base = pooled["nothing"]
     rows = []
@@ -208,7 +208,7 @@ def rows_of(outcomes: Sequence[Outcome]) -> list[Row]:
 
 
 def pool(runs: Sequence[FleetRun]) -> FleetRun:
-    """The dials of several runs as those of one."""
+    """The dials of several runs as one run."""
     return FleetRun([dial for one in runs for dial in one.dials], [], runs[0].ended_at_s)
 
 
@@ -231,7 +231,7 @@ def run(sizes: Sizes) -> list[Row]:
 
 
 def write_events(run: FleetRun, directory: Path) -> int:
-    """The log of ``run`` in files as roles finish them; how many lines."""
+    """Write the log of ``run`` as files of roles; gives the number of lines."""
     import zstandard
 
     nodes: dict[tuple[str, PublicKey], list[LoggedEvent]] = defaultdict(list)

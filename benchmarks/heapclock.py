@@ -41,20 +41,20 @@ class HeapClock(Clock):
         return list({id(call): call for _, _, call in self._heap if call.active()}.values())
 
     def advance(self, amount: float) -> None:
-        """Move on by ``amount`` seconds, calling what comes due on the way."""
+        """Move on by ``amount`` seconds, making the calls that come due."""
         end = self.rightNow + amount
         while self.step(end):
             pass
         self.rightNow = end
 
     def step(self, limit_s: float) -> bool:
-        """Call what is due next, if that is no later than the time ``limit_s``; whether anything was."""
+        """Make the next call if it is due by the time ``limit_s``; gives whether there was one."""
         while self._heap and self._heap[0][0] <= limit_s:
             at_s, _, call = heappop(self._heap)
             if not call.active():
                 continue
             if call.getTime() > at_s:
-                self._push(call)  # it was put off
+                self._push(call)  # it was delayed
                 continue
             self.rightNow = max(self.rightNow, at_s)
             call.called = 1

@@ -1,12 +1,12 @@
-"""Relays are killed one after another under many end-to-end transports, and their applications may notice no more than a pause.
+"""Kills relays one after another under many end-to-end transports, whose applications may notice no more than a pause.
 
-Three relays, discovery over SQLite and two clients, each a process of its own. Between the clients there are transports
-on which numbered blocks go both ways; every few seconds a relay is ended by SIGKILL and started again a second later, on
-the same key and port: all three in a random order, then again in another. Every byte is checked where it arrives
+Three relays, discovery over SQLite and two clients, each a process of its own. Transports between the clients carry
+numbered blocks both ways. Every few seconds a relay is ended by SIGKILL and started again a second later, with the same key
+and port: all three in a random order, then again in another order. The receivers check every byte
 (:mod:`benchmarks.roles.streams`).
 
-The pause a kill costs is taken at the receivers, from the last data over the old path to the first over the new one: it
-holds the detection, the search, the handshake, what is sent again, and the time up to the sender's next block.
+The pause for a kill is measured at the receivers, from the last data over the old path to the first over the new path. It
+includes the detection, the search, the handshake, the retransmission, and the time up to the sender's next block.
 ``SOAK_SEED`` repeats a run.
 """
 
@@ -30,25 +30,25 @@ NAME: Final = "kills"
 RELAYS: Final = 3
 P50_LIMIT_MS: Final = 1_500.0
 P99_LIMIT_MS: Final = 5_000.0
-#: After the last kill transports get this long to find their path and to say everything.
+#: Seconds after the last kill for transports to find their path and to send everything.
 FINISH_LIMIT_S: Final = 40.0
 
 
 @dataclass
 class Findings:
-    """What came of a run. ``faults`` has a line for each stream that did not carry exactly what it should."""
+    """The results of a run. ``faults`` has a line for each stream that did not carry exactly the expected data."""
 
     transports: int
     kills: int = 0
     seed: int = 0
     elapsed_s: float = 0.0
-    #: Bytes that arrived where and as they should, both directions together.
+    #: Bytes that arrived correctly, both directions together.
     verified_bytes: int = 0
     lost_bytes: int = 0
     faults: list[str] = field(default_factory=list)
-    #: How long there was no path, as the clients that dialled tell it.
+    #: Times without a path, as reported by the dialling clients.
     resumed_ms: list[float] = field(default_factory=list)
-    #: How long nothing arrived, at each receiver, for each change of path.
+    #: Times without data at each receiver, for each change of path.
     gaps_ms: list[float] = field(default_factory=list)
 
 
@@ -96,7 +96,7 @@ def run_kills(size: KillsSize, seed: int) -> Findings:
         victims: list[_Relay] = []
         for number in range(size.kills):
             _sleep_until(began + (number + 1) * size.kill_every_s)
-            if not victims:  # each of them once, before any of them is again
+            if not victims:  # each once before any a second time
                 victims = chance.sample(relays, RELAYS)
             relay = victims.pop()
             relay.process.kill()
@@ -114,7 +114,7 @@ def run_kills(size: KillsSize, seed: int) -> Findings:
 
 
 class _Relay:
-    """One relay with its key and port, whichever process it is just now."""
+    """One relay with its key and port, whatever its present process."""
 
     def __init__(self, cast: Cast, url: str, key_file: Path) -> None:
         write_key_file(key_file, SecretKey.generate())
@@ -134,7 +134,7 @@ def _sleep_until(at_s: float) -> None:
 
 
 def compare(dialling: dict[str, Any], answering: dict[str, Any], found: Findings) -> None:
-    """Hold what one end of each stream sent against what the other received, and note it in ``found``."""
+    """Compare the data that one end of each stream sent with the data that the other received; note it in ``found``."""
     found.resumed_ms = dialling["resumed_ms"] + answering["resumed_ms"]
     found.gaps_ms = dialling["gaps_ms"] + answering["gaps_ms"]
     for number in range(found.transports):

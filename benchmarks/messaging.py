@@ -1,7 +1,7 @@
-"""A relay of the messaging system beside one of dmsg's, in the same run: what a message and a connection cost each.
+"""A messaging relay beside a dmsg relay, in the same run: the cost of a message and of a connection.
 
-Data comes from clients that cost next to nothing, one frame in a write, and is relayed to one that reads it without
-looking. Connections are made one after the other; what is compared is the CPU time that each costs the relay.
+Clients that cost next to nothing send data, one frame in a write, to a client that reads it without parsing. Connections
+are made one after the other; the CPU time that each costs the relay is compared.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ NAME: Final = "messaging"
 #: Data bytes in a message.
 MESSAGES: Final = (64, 1024, 16384)
 PROTOCOLS: Final = ("messaging", "dmsg")
-#: What a frame and a record put around the data of a message, at least.
+#: Least overhead of a frame and a record for a message.
 _LEAST_OVERHEAD_BYTES: Final = 7
 
 
 def run(sizes: Sizes) -> list[Row]:
-    """Rows of messages a second, of what one costs the relay, and of connections."""
+    """Rows of messages a second, of the relay's cost of one, and of connections."""
     rates: dict[tuple[str, int], list[float]] = {}
     costs: dict[tuple[str, int], list[float]] = {}
     connects: dict[str, list[float]] = {}

@@ -1,4 +1,4 @@
-"""Processes a bench starts, talks to and measures from outside.
+"""Processes that a bench starts, talks to and measures from outside.
 
 A child reads one JSON command a line and answers each with one JSON line; it ends when its standard input does, so
 that none outlives the bench.
@@ -110,7 +110,7 @@ class Child:
         raise ChildFailed(f"{self.role} is gone")
 
     def stop(self, seconds: float) -> None:
-        """SIGSTOP, and SIGCONT after so many seconds: a machine that hangs for a while."""
+        """SIGSTOP, and SIGCONT after ``seconds``: a machine that hangs for a while."""
         self._process.send_signal(signal.SIGSTOP)
         try:
             time.sleep(seconds)
@@ -130,7 +130,7 @@ class Child:
                     pipe.close()
 
     def close(self) -> None:
-        """End the process, by force if it does not want to; never leaves one behind."""
+        """End the process, by force if necessary; never leaves it behind."""
         self.begin_to_close()
         process = self._process
         try:
@@ -141,7 +141,7 @@ class Child:
 
 
 class Cast:
-    """The children of one bench: started by name, all ended when the ``with`` block is left."""
+    """The children of one bench: started by name, all ended at the end of the ``with`` block."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()
@@ -179,7 +179,7 @@ def process_cpu_s(pid: int) -> float:
 
 
 def wait_for_port(port: int, running: Callable[[], bool], host: str = "127.0.0.1") -> bool:
-    """Wait until something listens on ``port`` of ``host``, as long as it is ``running``; whether it does."""
+    """Wait until something listens on ``port`` of ``host``, while it is ``running``; gives whether it does."""
     until = time.monotonic() + _START_TIMEOUT_S
     while running() and time.monotonic() < until:
         with suppress(OSError), socket.create_connection((host, port), 1):
@@ -189,7 +189,7 @@ def wait_for_port(port: int, running: Callable[[], bool], host: str = "127.0.0.1
 
 
 def raise_open_files() -> int:
-    """Let this process (and those it starts) open as many files as it may; gives the limit."""
+    """Raise the limit of open files for this process (and those it starts); gives the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -197,6 +197,6 @@ def raise_open_files() -> int:
 
 
 def split_cores() -> tuple[list[int], list[int]]:
-    """A core for one process alone and the cores of all others; two empty lists where there is only one."""
+    """A core for one process alone and the cores for all others; two empty lists if there is only one core."""
     cores = sorted(os.sched_getaffinity(0))
     return (cores[:1], cores[1:]) if len(cores) > 1 else ([], [])

@@ -1,4 +1,4 @@
-"""Repeats that say something about us, on a machine that is shared."""
+"""Repeats that are little disturbed, on a shared machine."""
 
 from __future__ import annotations
 
@@ -7,19 +7,18 @@ from typing import Final, TypeVar
 
 from benchmarks.report import Stolen
 
-#: With more than this share of the processors' time gone to other guests of the host, a tail is theirs.
+#: Share of the processors' time for other guests of the host, above which a tail is their fault.
 _QUIET_SHARE: Final = 0.02
-#: How many repeats there may be for each that is wanted.
+#: Most repeats for each wanted one.
 _ATTEMPTS: Final = 2
 
 T = TypeVar("T")
 
 
 def least_disturbed(repeats: int, once: Callable[[], T], stolen: Callable[[], Stolen] = Stolen) -> list[T]:
-    """What ``once`` gave in those ``repeats`` calls during which the host took least of the processors.
+    """The results of those ``repeats`` calls of ``once`` during which the host took least processor time, in order.
 
-    It is called more often, up to twice, while too few calls were quiet. Which ones count does not depend on what they
-    gave. In the order in which they were made.
+    While too few calls were quiet, ``once`` is called up to twice as often. The choice does not depend on the results.
     """
     runs: list[tuple[float, int, T]] = []
     while len(runs) < repeats or (

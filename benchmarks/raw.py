@@ -1,8 +1,8 @@
-"""A client that costs next to nothing, so that the server is what a bench measures.
+"""A client that costs next to nothing, so that a bench measures the server.
 
-A second implementation of the handshake (:ref:`spec-handshake`) on blocking or non-blocking sockets: what needs
+A second implementation of the handshake (:ref:`spec-handshake`) on blocking or non-blocking sockets: everything that needs
 no answer of the server is made beforehand, and one key serves as static and ephemeral key, which halves the rest. The
-server cannot tell and does its full work. For benches only: such a client has no forward secrecy.
+server cannot tell, and does its full work. For benches only: such a client has no forward secrecy.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dmsg.mux.core.hello import AnnouncedLimits, hello_payload
 from dmsg.mux.core.record import RecordLayer
 from dmsg.mux.core.wire import ACCEPT, FWD, REQUEST, encode_frame, split_frames
 
-#: What a server of ours answers message 1 with: length, key, tag, and the limits it announces.
+#: Bytes of our server's answer to message 1: length, key, tag, and the limits it announces.
 MESSAGE_2_BYTES: Final = 51 + len(hello_payload(AnnouncedLimits(0, 0, 0), 1, aes=has_aes()))
 _NAME: Final = b"Noise_XK_Secp256k1_ChaChaPoly_SHA256"
 _NONCES: Final = (bytes(12), bytes(4) + (1).to_bytes(8, "little"))
@@ -69,7 +69,7 @@ class CheapHandshake:
 
 
 class RawConnection:
-    """A connection to a server on a blocking socket: frames as they are, nothing done by itself."""
+    """A connection to a server on a blocking socket: bare frames, no automatic replies."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class RawConnection:
         return self._frames.pop(0)
 
     def frames_now(self) -> list[tuple[int, int, bytes]]:
-        """The frames that are there, without waiting."""
+        """The frames that have arrived, without waiting."""
         while select.select([self.socket], [], [], 0)[0]:
             self._take(self._receive(65536))
         frames, self._frames = self._frames, []
@@ -149,7 +149,7 @@ class RawConnection:
         self.send(ACCEPT, transport_id, payload)
 
     def message(self, size: int) -> bytes:
-        """A FWD of as much data on the transport that was asked for, as bytes for the socket."""
+        """A FWD with ``size`` bytes on the requested transport, as bytes for the socket."""
         return self.seal(FWD, self._id, b"\x00\x01" + os.urandom(size))
 
     def close(self) -> None:

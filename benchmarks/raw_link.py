@@ -1,4 +1,4 @@
-"""A client of the messaging system that costs next to nothing, so that the relay is what a bench measures. For benches only."""
+"""A messaging client that costs next to nothing, so that a bench measures the relay. For benches only."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from dmsg.messaging.core.events import LinkDone
 from dmsg.messaging.core.link import LinkInitiator
 from dmsg.messaging.core.wire import CHANNEL_OPENED, GO, OPEN_CHANNEL, FrameReader
 
-#: A Noise message as far as a relay looks at it: a point, and a tag.
+#: A Noise message as far as a relay checks it: a point, and a tag.
 _MESSAGE: Final = SecretKey(b"\x07" * 32).public_key.raw + bytes(16)
 
 
 class RawLink:
-    """A link to a relay on a blocking socket, with at most one channel; nothing is done by itself."""
+    """A link to a relay on a blocking socket, with at most one channel and no automatic replies."""
 
     def __init__(self, port: int, server: PublicKey, *, timeout_s: float = 20.0) -> None:
         secret = SecretKey.generate()
@@ -62,7 +62,7 @@ class RawLink:
         self.socket.sendall(GO.encode(CHANNEL_OPENED, self._id, _MESSAGE))
 
     def message(self, size: int) -> bytes:
-        """A Send of as much data and a tag, as bytes for the socket."""
+        """A Send with ``size`` bytes and a tag, as bytes for the socket."""
         return GO.send_header(self._id, size + 16) + os.urandom(size + 16)
 
     def close(self) -> None:

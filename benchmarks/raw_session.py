@@ -1,4 +1,4 @@
-"""A session of the Reliable Message Bus that costs next to nothing, so that the relay is what a bench measures."""
+"""A session of the Reliable Message Bus that costs next to nothing, so that a bench measures the relay."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def sent_frame(message: bytes) -> bytes:
 
 
 def received_bytes(message: bytes) -> int:
-    """How long the frame is in which a relay sends ``message``."""
+    """Length of the frame in which a relay sends ``message``."""
     return len(frame_head(FIN | BINARY, len(message), 0)) + len(message)
 
 
 class RawSession:
-    """A WebSocket of ``twin`` at the relay on ``port``, on a blocking socket; nothing is done by itself."""
+    """A WebSocket of ``twin`` at the relay on ``port``, on a blocking socket, without automatic replies."""
 
     def __init__(self, port: int, key: TwinKey, twin: int, connection: str | None = None) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), 20.0)

@@ -1,6 +1,6 @@
-"""What forwarding one FWD costs the server, held against the cryptography that the protocol demands.
+"""The server's cost of forwarding one FWD, relative to the cryptography that the protocol demands.
 
-The base is one ChaCha20-Poly1305 decryption and one encryption of as many bytes, measured in the same repeat. Frames
+The base is one ChaCha20-Poly1305 decryption and encryption of the same length, measured in the same repeat. Frames
 come one in a record, as reference clients send them. ``pure`` is the switch alone, fed 64 KiB at a time; ``process`` is
 all of the server process, sockets and reactor included.
 """
@@ -24,7 +24,7 @@ from dmsg.mux.relay.member import Member
 from dmsg.mux.relay.switch import Switch
 
 NAME: Final = "relay_cost"
-#: Data bytes in a frame, and how many bases it may cost.
+#: Data bytes in a frame, and its greatest cost in bases.
 TARGETS: Final = ((64, 5.0), (1024, 6.0), (16384, 6.0))
 _SMALL_FRAME_LIMIT_US: Final = 11.0
 _READ_BYTES: Final = 65_536
@@ -117,7 +117,7 @@ def _process(sizes: Sizes) -> dict[int, list[tuple[float, float]]]:
             for size, _ in TARGETS:
                 count = _count(sizes, size)
                 sender.ask("prepare", size=size, count=count)
-                # frames share records on their way out, so what arrives is at least the frames themselves
+                # outgoing frames share records, so at least the frames themselves arrive
                 receiver.send("drain", least_bytes=count * (size + 7), limit_s=60)
                 before = server.cpu_s()
                 sender.ask("send", timeout_s=60)

@@ -1,4 +1,4 @@
-"""Rows of results, the facts of the machine they are from, and how both are printed."""
+"""Rows of results, facts of their machine, and the printing of both."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def row(
     at_least: float | None = None,
     at_most: float | None = None,
 ) -> Row:
-    """The median of ``values`` held against a target."""
+    """The median of ``values`` compared with a target."""
     value = statistics.median(values)
     met: bool | None = None
     target = ""
@@ -58,7 +58,7 @@ def percentile(values: Sequence[float], fraction: float) -> float:
 
 
 def machine() -> dict[str, Any]:
-    """What the figures depend on besides the code: read them together or not at all."""
+    """Facts on which the figures depend besides the code: figures mean nothing without them."""
     return {
         "cpu": _cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
@@ -85,18 +85,18 @@ def _version(package: str) -> str:
 
 
 class Stolen:
-    """What share of the processors' time the host has given to other guests since this was made."""
+    """Share of the processors' time that the host has given to other guests since this object was made."""
 
     def __init__(self) -> None:
         self._before = _processor_times()
 
     def share(self) -> float:
-        """From 0 to 1; 0 where the system does not say."""
+        """From 0 to 1; 0 if the system does not tell."""
         spent = [now - then for now, then in zip(_processor_times(), self._before, strict=True)]
         return spent[_STEAL] / total if (total := sum(spent)) else 0.0
 
 
-#: Where the stolen time stands in the first line of /proc/stat, and how many of its fields are no part of another.
+#: Index of the stolen time in the first line of /proc/stat, and the number of its independent fields.
 _STEAL, _FIELDS = 7, 8
 
 

@@ -1,7 +1,7 @@
-"""The Reliable Message Bus: what a relay carries and what that costs, alone and with others, and calls between peers.
+"""The Reliable Message Bus: throughput and cost of a relay, alone and with others, and calls between peers.
 
-Relays and peers run as ``twistd`` runs them, on a registry in a file; what loads them costs next to nothing. Targets come
-from what the public programs did on a machine of this kind: twice their envelopes a second, half their CPU.
+Relays and peers run as under ``twistd``, with a registry in a file; the load costs next to nothing. The targets come from
+measurements of the public programs on a similar machine: twice their envelopes a second, half their CPU.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dmsg.rmb.twins.table import TwinTable
 from dmsg.testing.process import free_port
 
 NAME: Final = "rmb"
-#: Payload bytes of an envelope, and twice the best the public relay did with so many (7,600 at 1 KiB, 4,000 at 16 KiB).
+#: Payload bytes of an envelope, and twice the public relay's best rate for that size (7,600 at 1 KiB, 4,000 at 16 KiB).
 PAYLOADS: Final = {64: 15_200.0, 1024: 15_200.0, 16384: 8_000.0}
 #: Half of the 72 µs that an envelope of 64 bytes cost the public relay, without the 50 in its Redis.
 _CPU_LIMIT_US: Final = 36.0
@@ -35,7 +35,7 @@ _RAW_P50_LIMIT_MS: Final = 0.68
 _PEERS_P50_LIMIT_MS: Final = 2.13
 _IDLE_LIMIT_KIB: Final = 17.4
 _LARGE_BYTES: Final = 1_000_000
-#: Half of what so many large messages are may be kept by the allocator, not more.
+#: Number of large messages, at most half of whose memory the allocator may keep.
 _LARGE_COUNT: Final = 64
 _LARGE_KEPT_LIMIT_MIB: Final = 16.0
 _READY_TIMEOUT_S: Final = 20.0
@@ -59,7 +59,7 @@ class _Bus:
         return found
 
     def relay(self, port: int, **settings: Any) -> Child:
-        """A relay that listens on ``port`` and has that for its name."""
+        """A relay that listens on ``port``, which is also its name."""
         return self._start(
             serve="relay",
             limits=UNLIMITED,
@@ -92,7 +92,7 @@ class _Bus:
         return child
 
     def relay_key(self, name: str) -> tuple[str, str]:
-        """A key file, and the public key in it as others are told it."""
+        """A key file, and its public key in the form given to others."""
         path = self._folder / name
         return str(path), make_twin_key(path, KeyType.ED25519, os.urandom).account.hex()
 
@@ -108,12 +108,12 @@ def _bus() -> Iterator[_Bus]:
 
 
 def run(sizes: Sizes) -> list[Row]:
-    """Rows of envelopes a second, what one costs, round trips, and memory."""
+    """Rows of envelopes a second, the cost of one, round trips, and memory."""
     return [*_one_relay(sizes), *_memory(sizes), *_two_relays(sizes), *_peers(sizes)]
 
 
 def _carry(relays: list[Child], sender: Child, receiver: Child, to: int, size: int, count: int) -> tuple[float, float]:
-    """Envelopes a second from ``sender`` to ``receiver``, and what each costs ``relays``, in microseconds of CPU."""
+    """Envelopes a second from ``sender`` to ``receiver``, and the cost of each to ``relays`` in CPU microseconds."""
     frame_bytes = sender.ask("prepare", size=size, count=count, to=to)["frame_bytes"]
     receiver.send("drain", size=count * frame_bytes)
     before = sum(relay.cpu_s() for relay in relays)
@@ -160,7 +160,7 @@ def _memory(sizes: Sizes) -> list[Row]:
         relay = bus.relay(port)
         twins = bus.twins(2 + (count + 50) // 200 + 1, f"127.0.0.1:{port}")
         receiver, sender = bus.raw(port, twins[:1]), bus.raw(port, twins[1:])
-        sender.ask("fill", count=50)  # what is imported and set up once
+        sender.ask("fill", count=50)  # warm up imports and one-time set-up
         before = relay.rss_kib()
         sender.ask("fill", count=count, timeout_s=120)
         idle_kib = (relay.rss_kib() - before) / count

@@ -1,8 +1,8 @@
-"""A simulated fleet: real clients, servers and discovery rules on a fake clock, over ways that are slow, lossy or break.
+"""A simulated fleet: real clients, servers and discovery rules on a fake clock, over paths that are slow, lossy or break.
 
-:func:`run_fleet` lets the clients of a :class:`FleetPlan` dial each other for a while and tells how it went, together
-with every event servers and clients logged. The same plan with the same seed is the same run, so that what changes
-between two runs is what was changed: whether clients measure relays, whether discovery and clients have ranks.
+:func:`run_fleet` lets the clients of a :class:`FleetPlan` dial each other for a while and gives the results, together with
+every event that servers and clients logged. The same plan with the same seed gives the same run, so that two runs differ
+only by what was changed: whether clients measure relays, and whether discovery and clients have ranks.
 """
 
 from __future__ import annotations
@@ -39,28 +39,28 @@ from dmsg.testing.pipe import Pipe
 __all__ = ["FULL", "FleetPlan", "FleetRun", "LoggedEvent", "Path", "RelayState", "relay_key", "run_fleet"]
 
 _FIRST_PORT: Final = 8000
-#: How long discovery takes to answer, in seconds.
+#: Response time of discovery, in seconds.
 _DISCOVERY_S: Final = 0.02
-#: Clients come one after another within this time; dials begin and end this long after and before the run, in seconds.
+#: Clients arrive one after another within this time; dials begin and end this long after and before the run, in seconds.
 _ARRIVAL_S: Final = 10.0
 _QUIET_S: Final = 15.0
-#: How long a transport is kept that was got, in seconds.
+#: How long an opened transport is kept, in seconds.
 _HOLD_S: Final = 2.0
 _SHORTEST_LIFE_S: Final = 30.0
 _SERVERS_LISTED: Final = 64
-#: How long a connection is silent until keep-alives find out, in seconds.
+#: How long a connection is silent until keep-alives notice, in seconds.
 STALL_S: Final = 75.0
 
-#: A relay that lets each connection have three transports and then one more every 20 s. It stays so for a whole run.
+#: A relay that grants each connection three transports and then one every 20 s, for the whole run.
 FULL: Final = replace(RelayLimits(), requests_per_s=0.05, request_burst=3, drain_timeout_s=0.0)
 
 
 @dataclass(frozen=True)
 class RelayState:
-    """What a relay is like for a while.
+    """The state of a relay for a while.
 
-    ``path`` is the way there. Each connection to it breaks ``breaks_per_hour`` times an hour, and falls silent
-    ``stalls_per_hour`` times an hour: :data:`STALL_S` later it breaks.
+    ``path`` is the path to it. Each connection to it breaks ``breaks_per_hour`` times an hour, and falls silent
+    ``stalls_per_hour`` times an hour; :data:`STALL_S` later it breaks.
     """
 
     path: Path = field(default_factory=lambda: Path(delay_s=0.02))
@@ -73,8 +73,8 @@ class FleetPlan:
     """A fleet, and what happens to it.
 
     ``relays`` has the states of each relay, which divide the run into parts of equal length; ``limits`` are those of
-    relays by number, where they are not the usual ones. Every client dials another one every ``dial_every_s`` seconds on
-    average and keeps ``min_servers`` sessions up. Every client starts anew now and then, knowing nothing, after
+    relays by number, if they are not the usual ones. Every client dials another one every ``dial_every_s`` seconds on
+    average and keeps ``min_servers`` sessions up. Every client restarts without any memory after
     ``lifetime_s`` seconds on average. The run begins at Unix time ``starts_at_s`` and lasts ``duration_s``.
     """
 
@@ -91,7 +91,7 @@ class FleetPlan:
 
 @dataclass(frozen=True)
 class Dial:
-    """One dial: when it began (seconds from the start of the run), whether it got through, and in how long."""
+    """One dial: its beginning (seconds from the start of the run), whether it got through, and its duration."""
 
     at_s: float
     ok: bool
@@ -101,7 +101,7 @@ class Dial:
 
 @dataclass(frozen=True)
 class LoggedEvent:
-    """An event and what the log's envelope would say of it: Unix time, role and the key of who wrote it."""
+    """An event and its envelope in the log: Unix time, role and the writer's key."""
 
     ts: float
     role: str
@@ -111,7 +111,7 @@ class LoggedEvent:
 
 @dataclass
 class FleetRun:
-    """How it went. ``ended_at_s`` is Unix time."""
+    """The results of a run. ``ended_at_s`` is Unix time."""
 
     dials: list[Dial]
     events: list[LoggedEvent]
@@ -123,12 +123,12 @@ class FleetRun:
         return sum(one.ok for one in self.dials) / max(1, len(self.dials))
 
     def percentile_ms(self, fraction: float) -> float:
-        """The time within which that share of all dials had got through; a dial that failed never did."""
+        """The time within which that share of all dials got through; a failed dial never does."""
         times = sorted(one.elapsed_ms if one.ok else float("inf") for one in self.dials)
         return times[min(len(times) - 1, int(fraction * len(times)))]
 
     def successful_ms(self, fraction: float) -> float:
-        """The same among those that got through."""
+        """The same among successful dials."""
         return FleetRun([one for one in self.dials if one.ok], [], 0.0).percentile_ms(fraction)
 
 
@@ -152,7 +152,7 @@ def _key(seed: int, name: str) -> SecretKey:
 
 
 def _host(number: int) -> str:
-    """Where a relay is: in a network of its own, because no network gets more than a few places of a list."""
+    """The address of a relay: each in a network of its own, because one network gets only a few places in a list."""
     return f"10.0.{number}.1"
 
 
@@ -171,7 +171,7 @@ class _Log:
 
 @implementer(IRankedDiscovery)
 class _Discovery:
-    """Discovery as one of its users sees it: the real rules, a short way to it."""
+    """Discovery as one of its users sees it: the real rules, over a short path."""
 
     def __init__(self, fleet: _Fleet) -> None:
         self._fleet = fleet
@@ -202,7 +202,7 @@ class _Discovery:
 
 
 class _Listening(Protocol):
-    """Takes what comes and says nothing."""
+    """Reads everything and writes nothing."""
 
 
 class _Fleet:
@@ -290,7 +290,7 @@ class _Fleet:
                 raise RuntimeError("the fleet does not come to an end")
 
     def _enter(self, part: int) -> None:
-        """The relays are from now on what the plan says."""
+        """Put the relays into the states of a part of the plan."""
         self._states = [states[min(part, len(states) - 1)] for states in self.plan.relays]
         for number, state in enumerate(self._states):
             self.network.set_path(_host(number), _FIRST_PORT + number, state.path)

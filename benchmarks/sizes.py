@@ -1,4 +1,4 @@
-"""How much each bench does: enough for a figure, for a quick look, or for a test that it still runs."""
+"""The amount of work of each bench: for a figure, for a quick look, or for a test that it still runs."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class KillsSize:
-    """How long relays are killed, and under how much; times in seconds."""
+    """How long relays are killed, and under what load; times in seconds."""
 
     kills: int
     transports: int
-    #: Each transport sends a block of 1 to ``block_bytes`` bytes so often, in both directions.
+    #: Interval of each transport's blocks of 1 to ``block_bytes`` bytes, in both directions.
     interval_s: float = 0.1
     block_bytes: int = 4_096
-    #: From one kill to the next, and from a kill to the start of the relay that takes its place.
+    #: From one kill to the next, and from a kill to the restart of the relay.
     kill_every_s: float = 3.0
     restart_s: float = 1.0
-    #: How many of the relays each client stays connected to.
+    #: Number of relays that each client stays connected to.
     min_servers: int = 2
 
 
 @dataclass(frozen=True, slots=True)
 class SoakSize:
-    """How long a network is loaded, with what, and how often something is done to it; times in seconds."""
+    """How long a network is loaded, with what load, and how often faults happen; times in seconds."""
 
     seconds: float
     fault_every_s: float
     relays: int = 3
-    #: Long end-to-end transports: each sends a block so often, both ways; each tenth of them large ones.
+    #: Long end-to-end transports: each sends a block per interval, both ways; one in ten sends large blocks.
     streams: int = 20
     interval_s: float = 0.1
     block_bytes: int = 4_096
     #: Short transports a second between our clients, between 2019 clients, from those to ours; half as many through the
     #: tunnel.
     short_per_s: float = 15.0
-    #: During the warm-up there are so many times as many, to fill what remembers a fixed number of the latest things.
+    #: Factor for these during the warm-up, to fill the tables that remember a fixed number of recent items.
     warm_up_times: float = 4.0
     lookups_per_s: float = 10.0
     strangers_per_s: float = 10.0
@@ -82,13 +82,13 @@ class Sizes:
     soak: SoakSize
     secure_bytes: int
     fleet: FleetSize
-    #: How long a transfer far away takes at the rate of its path, and over how many of the paths.
+    #: Duration of a long-distance transfer at the rate of its path, and the number of paths.
     wan_s: float
     wan_distances: int
     #: The file that commands send to each other.
     file_bytes: int
     small_files: int
-    #: Idle connections, if there are descriptors for so many, and how long others are measured beside them.
+    #: Idle connections, if there are enough descriptors, and how long others are measured beside them.
     crowd: int
     crowd_s: float
 

@@ -1,9 +1,9 @@
-"""A receiver that stops reading: what the server holds for it, and whether other clients are slowed down.
+"""A receiver that stops reading: the server's memory for it, and its effect on other clients.
 
-``honest`` is a client of ours that pushes for some seconds: its window stops it. ``hostile`` ignores acknowledgements,
+``honest`` is a client of ours that pushes for some seconds until its window stops it. ``hostile`` ignores acknowledgements,
 is in league with the receiver, and opens a new transport whenever the server closes one, until everything is written.
-The ping-pong of two others is measured without the pressure, with it, and without it again: what it is compared with is
-the mean of both, because a machine that is shared is not the same all the time.
+The ping-pong of two others is measured before, during and after the pressure, and compared with the mean of before and
+after, because the speed of a shared machine varies.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def run(sizes: Sizes) -> list[Row]:
 
 
 class _Peak:
-    """The largest memory of a process while a ``with`` block runs, in MiB above what it was at its beginning."""
+    """The largest memory of a process during a ``with`` block, in MiB above that at its beginning."""
 
     def __init__(self, child: Child) -> None:
         self._child = child
@@ -63,7 +63,7 @@ def _pings(pinger: Child, echo: Child, seconds: float) -> float:
 
 
 def _warm(cast: Cast, server: Child, sizes: Sizes) -> None:
-    """Let ordinary traffic go through the server, so that the buffers any traffic takes are not counted as a rise."""
+    """Send ordinary traffic through the server, so that the buffers of any traffic do not count as a rise."""
     sink = cast.start("client", server=server.facts, listen="sink")
     source = cast.start("client", server=server.facts)
     total = min(sizes.stuck_bytes, _WARM_BYTES)
@@ -73,7 +73,7 @@ def _warm(cast: Cast, server: Child, sizes: Sizes) -> None:
 
 
 class _Stuck(NamedTuple):
-    """One repeat: the rise of the server's memory, the others' tail without and with the pressure, what was pushed."""
+    """One repeat: the rise of the server's memory, the others' tail without and with the pressure, the bytes pushed."""
 
     rise_mib: float
     alone_ms: float

@@ -1,9 +1,9 @@
-"""How fast data goes from one client through a server to another, and how long a message takes there and back.
+"""The rate of data from one client through a server to another, and the round trip of a message.
 
 Discovery, server and both clients are processes of their own. The time is up to the last acknowledgement; the writer
-heeds back-pressure. The same message through Twisted's own TCP and a relay that only copies is there to compare with.
-MB are 10^6 bytes. Security is by the hop, for which the targets were set; what more the end-to-end kind costs is for
-:mod:`benchmarks.e2e_cost`.
+respects back-pressure. The same message through plain Twisted TCP and a relay that only copies serves as comparison.
+MB are 10^6 bytes. Security is by the hop, for which the targets were set; :mod:`benchmarks.e2e_cost` measures the extra
+cost of end-to-end security.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from benchmarks.report import Row, row
 from benchmarks.sizes import Sizes
 
 NAME: Final = "throughput"
-#: Bytes in a write, transports, MB/s at least.
+#: Bytes in a write, transports, least MB/s.
 TRANSFERS: Final = ((16384, 1, 60.0), (1024, 1, 40.0), (1024, 32, 40.0))
 _P50_LIMIT_MS: Final = 0.6
 _P99_LIMIT_MS: Final = 3.0
@@ -23,7 +23,7 @@ _LIMIT_S: Final = 30.0
 
 
 def run(sizes: Sizes) -> list[Row]:
-    """Rows of the transfers and the ping-pong, and what they cost each process."""
+    """Rows of the transfers and the ping-pong, and their cost to each process."""
     rates: dict[tuple[int, int], list[float]] = {}
     costs: dict[tuple[int, int], list[tuple[float, ...]]] = {}
     p50: list[float] = []

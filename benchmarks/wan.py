@@ -1,9 +1,9 @@
-"""Far away: what a transfer and a round trip take when relay and clients are some milliseconds apart.
+"""Long distances: transfers and round trips with some milliseconds between relay and clients.
 
 Each client reaches the relay over a :mod:`benchmarks.roles.link` of its own, in a process of its own, with a quarter of
-the round trip in each direction. The same links carry plain TCP through a relay that only copies, in the same run: that
-is what the path gives. Relays of others are measured over links of the same kind where they are installed
-(:mod:`benchmarks.others`). MB are 10^6 bytes, rates are of the application's data, up to the last acknowledgement.
+the round trip in each direction. The same links carry plain TCP through a relay that only copies, in the same run, as the
+rate of the path. Installed relays of others are measured over links of the same kind (:mod:`benchmarks.others`). MB are
+10^6 bytes, rates are of the application's data, up to the last acknowledgement.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class Distance(NamedTuple):
 
 
 DISTANCES: Final = tuple(Distance(ms, rate) for ms in (10, 50, 100, 200) for rate in (10, 100, 1000))
-#: What the narrowest hop of each link holds, besides what is under way.
+#: Buffer of the narrowest hop of each link, besides the data in flight.
 BUFFER_BYTES: Final = 256 * 1024
 SECURITIES: Final = ("hop", "e2e")
 _WRITE_BYTES: Final = 16384
 _TRANSPORTS: Final = 8
-#: At least this share of plain TCP's rate.
+#: Least share of plain TCP's rate.
 _SHARE: Final = 0.8
 #: A ping-pong beside a transfer takes at most this many times as long as alone.
 _BESIDE: Final = 1.5
@@ -133,7 +133,7 @@ class _Transit:
 
 
 def _others(cast: Cast, distance: Distance, left_out: set[str]) -> list[_Derp | _Transit]:
-    """Those that are installed; why others are not here is added to ``left_out``."""
+    """Installed relays of others; the reasons why some are missing go into ``left_out``."""
     found: list[_Derp | _Transit] = []
     for kind in (_Derp, _Transit):
         try:
@@ -156,7 +156,7 @@ def _link(cast: Cast, port: int, distance: Distance) -> int:
 
 
 def _hop_amount(total: int, distance: Distance, transports: int, sizes: Sizes) -> int:
-    """As much of ``total`` as plain transports carry in the same time: their window has 256 KiB whatever the path."""
+    """The part of ``total`` that plain transports carry in the same time: their window is 256 KiB on any path."""
     windows = sizes.wan_s * 1000 / distance.round_trip_ms * transports
     return min(
         total, max(1, int(windows * _HOP_WINDOW_BYTES) // (_WRITE_BYTES * _TRANSPORTS)) * _WRITE_BYTES * _TRANSPORTS
@@ -164,7 +164,7 @@ def _hop_amount(total: int, distance: Distance, transports: int, sizes: Sizes) -
 
 
 def _pair(cast: Cast, server: Child, distance: Distance, security: str) -> tuple[Child, Child]:
-    """A client that sends and one that takes what comes, or gives it back, each at its distance from the relay."""
+    """A sending client and one that takes the data or sends it back, each at its distance from the relay."""
     clients = []
     kind = "both" if security == "e2e" else "sink"  # base peers know no services
     for listen in (None, kind):
@@ -206,7 +206,7 @@ def _alone(source: Child, sink: Child) -> float:
 
 
 def _beside(source: Child, sink: Child, total: int) -> float:
-    """The same while as much as fits is sent."""
+    """The same beside a transfer that fills the path."""
     result = source.ask(
         "pings_beside",
         target=sink.facts["key"],

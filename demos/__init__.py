@@ -1,1 +1,1 @@
-"""What ``make demo`` and ``make analytics-demo`` run."""
+"""The programs of ``make demo`` and ``make analytics-demo``."""

@@ -27,7 +27,7 @@ from dmsg.testing.process import free_port
 
 PINGERS: Final = 3
 PINGS: Final = 40
-#: The pause between two looks at the file that arrives, in seconds: short beside what one MiB takes on its way.
+#: Polling interval for the arriving file, in seconds: short compared with the transfer of one MiB.
 _LOOK_S: Final = 0.002
 TRAFFIC_TIMEOUT_S: Final = 60.0
 PIPELINE_TIMEOUT_S: Final = 300.0
@@ -97,7 +97,7 @@ class AnalyticsDemo(Demo):
         self._wait(again, lambda: not any(path.exists() for path in torn), "left its log behind")
 
     def _relay_of(self, name: str, url: str) -> Role:
-        """The relay that a listening client keeps a session with: all that is sent to it goes there."""
+        """The relay of a listening client, through which everything sent to it goes."""
         _, entry = ask(f"{url}/discovery/entries/{self._keys[name].public_key}")
         servers = entry["client"]["delegated_servers"] if entry else []
         for role in self._roles:
@@ -112,7 +112,7 @@ class AnalyticsDemo(Demo):
         return self._home / "events"  # all roles share a directory: their files have different names
 
     def _ship(self) -> int:
-        """Ship what was logged; gives how many lines there are in the landing zone, counted in the files."""
+        """Ship the logs; gives the number of lines in the landing zone, counted in the files."""
         events, landing = self._home / "events", self._home / "landing"
         landing.mkdir()
         shipper = self._start("shipper", *TWISTD, "dmsg-shipper", "--from", str(events), "--to", str(landing), "--once")
@@ -177,7 +177,7 @@ def _has_begun(received: Path) -> bool:
     """Whether anything of a file has arrived."""
     try:
         return any(part.stat().st_size for part in (received.parent / FOLDER).glob(f"*{PART_SUFFIX}"))
-    except FileNotFoundError:  # it has been given its name in this moment
+    except FileNotFoundError:  # it has just been renamed to its final name
         return True
 
 

@@ -1,7 +1,7 @@
 """``python -m demos.network``: everything at once on one machine, and proof that it works.
 
 A discovery on SQLite and two relays run as ``twistd`` processes, ``dmsg receive`` and ``dmsg send`` as two more. A file
-of random bytes goes from one client to the other; its SHA-256 is taken here, before and after. Then the event log of
+of random bytes goes from one client to the other; its SHA-256 is compared. Then the event log of
 every role is shown. Ends with 0 only when the file has arrived unharmed; otherwise the logs of the processes are shown.
 """
 
@@ -30,7 +30,7 @@ TRANSFER_TIMEOUT_S: Final = 60.0
 _POLL_S: Final = 0.05
 _EVENTS_SHOWN: Final = 6
 
-#: What is worth showing of an event, besides its name.
+#: Fields of an event to show, besides its name.
 _TELLING: Final = {
     "server_started": ("address", "version"),
     "server_stopped": ("reason", "duration_s"),
@@ -65,7 +65,7 @@ class Demo:
             write_key_file(home / f"{name}.key", key)
 
     def run(self) -> None:
-        """Do it; raises ``CommandError``."""
+        """Run it; raises ``CommandError``."""
         try:
             self._play()
         except RoleFailed as error:
@@ -162,7 +162,7 @@ class Demo:
         watched: list[Role] | None = None,
         poll_s: float = _POLL_S,
     ) -> None:
-        """Until it is ``ready``; raises ``RoleFailed`` when it is not in time, or one of the ``watched`` ends."""
+        """Wait until it is ``ready``; raises ``RoleFailed`` if it is not in time, or if one of the ``watched`` ends."""
         give_up = time.monotonic() + STEP_TIMEOUT_S
         while not ready():
             for one in watched or [role]:
@@ -170,10 +170,10 @@ class Demo:
                     raise RoleFailed(one, f"ended with {one.process.returncode}")
             if time.monotonic() > give_up:
                 raise RoleFailed(role, f"{problem} within {STEP_TIMEOUT_S:g} s")
-            time.sleep(poll_s)  # a script without a reactor, waiting for processes that tell it nothing
+            time.sleep(poll_s)  # a script without a reactor, and processes that do not report
 
     def _finish(self, role: Role, timeout_s: float, *, may_fail: bool = False) -> None:
-        """Until it has ended; raises ``RoleFailed`` when it does not in time, or with an error unless it ``may_fail``."""
+        """Wait for its end; raises ``RoleFailed`` if it is late, or ends with an error and not ``may_fail``."""
         try:
             code = role.process.wait(timeout_s)
         except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""What the demonstrations are made of: processes and their logs, files of random bytes, a place to work in, a command."""
+"""The parts of the demonstrations: processes and their logs, files of random bytes, a working directory, a command."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Role:
         self.log = home / f"{name}.log"
         self.results = home / f"{name}.out"
         root = str(Path(dmsg.__file__).resolve().parent.parent)
-        # The environment's variables for dmsg are about another network.
+        # Variables for dmsg in the environment belong to another network.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("DMSG_")}
         environment["DMSG_STATE_DIR"] = "none"  # its keys end with it
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (root, environment.get("PYTHONPATH"))))
@@ -63,12 +63,12 @@ class Role:
         return "".join(written).splitlines()[-_LOG_TAIL_LINES:]
 
     def kill(self) -> None:
-        """End it without a word of warning."""
+        """End it without warning."""
         self.process.kill()
         self.process.wait()
 
     def stop(self) -> None:
-        """Ask it to end; make it end when it does not."""
+        """Ask it to end, and kill it if it does not."""
         if self.process.poll() is None:
             self.process.terminate()
             try:
@@ -78,7 +78,7 @@ class Role:
 
 
 class RoleFailed(CommandError):
-    """A process ended, or did not come to the point; its log tells why."""
+    """A process ended, or did not become ready in time; its log tells why."""
 
     def __init__(self, role: Role, problem: str) -> None:
         super().__init__(f"{role.name}: {problem}")
@@ -86,7 +86,7 @@ class RoleFailed(CommandError):
 
 
 def ask(url: str) -> tuple[int, Any]:
-    """Status and JSON of what ``url`` answers; status 0 when nothing does, and no JSON with an error."""
+    """Status and JSON of the answer of ``url``; status 0 without an answer, and no JSON with an error."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy leads to this machine
     try:
         with opener.open(url, timeout=ANSWER_TIMEOUT_S) as answer:
@@ -120,7 +120,7 @@ def sha256(path: Path) -> str:
 
 @contextlib.contextmanager
 def home(directory: str | None) -> Iterator[Path]:
-    """Where to work: ``directory``, which must be empty and stays, or a temporary one. Raises ``CommandError``."""
+    """The working directory: ``directory``, which must be empty and stays, or a temporary one. Raises ``CommandError``."""
     if directory is None:
         path = Path(tempfile.mkdtemp(prefix="dmsg-demo-"))
         try:
@@ -139,7 +139,7 @@ class Runs(Protocol):
     """A demonstration."""
 
     def run(self) -> None:
-        """Do it; raises ``CommandError``."""
+        """Run it; raises ``CommandError``."""
 
 
 def demo_command(make: Callable[[Output, Path, int], Runs], summary: str) -> click.Command:
@@ -156,7 +156,7 @@ def demo_command(make: Callable[[Output, Path, int], Runs], summary: str) -> cli
     def command(directory: str | None, size: int, json_lines: bool) -> None:
         out = Output(sys.stdout, sys.stderr, json_lines=json_lines)
         began = time.monotonic()
-        # Asked to end, it ends its processes, too.
+        # When it is asked to end, it also ends its processes.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
             with home(directory) as path:

@@ -18,12 +18,12 @@ from benchmarks.processes import Cast, wait_for_port
 
 _BUILD_TIMEOUT_S: Final = 300.0
 _VERSION_TIMEOUT_S: Final = 30.0
-#: "go" is often not in the path of services.
+#: "go" is often missing in the path of services.
 _MORE_PLACES: Final = ("/usr/local/go/bin",)
 
 
 class LeftOut(Exception):
-    """A program is not here, or does not do; the message says which, and why."""
+    """A program is missing or unsuitable; the message says which, and why."""
 
 
 def find(program: str) -> str:
@@ -36,13 +36,13 @@ def find(program: str) -> str:
 
 
 def version_of(*command: str) -> str:
-    """The first thing that looks like ``1.2.3`` in what ``command`` prints. Raises ``LeftOut``."""
+    """The first text like ``1.2.3`` in the output of ``command``. Raises ``LeftOut``."""
     found = re.search(r"\d+(\.\d+){2,}", run(command, timeout_s=_VERSION_TIMEOUT_S))
     return found.group() if found else "of some version"
 
 
 def run(command: Sequence[str], *, directory: Path | None = None, timeout_s: float = _BUILD_TIMEOUT_S) -> str:
-    """What ``command`` prints. Raises ``LeftOut`` if it fails."""
+    """The output of ``command``. Raises ``LeftOut`` if it fails."""
     try:
         done = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=timeout_s, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:

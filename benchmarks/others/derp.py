@@ -1,8 +1,8 @@
-"""Tailscale's relay, derper, over TLS, and a client of it in Go that is built when it is wanted (``derp_client/``).
+"""Tailscale's relay, derper, over TLS, and a client for it in Go that is built on demand (``derp_client/``).
 
-DERP carries packets of up to 64 KiB and drops what a receiver's queue of 32 packets has no room for; whoever uses it
-brings reliability of his own. So there are two rates: with as many packets under way as the queue holds, of which none is
-lost, and with as many as the relay takes, of which those count that arrive.
+DERP carries packets of up to 64 KiB and drops packets if a receiver's queue of 32 is full; reliability is left to its users.
+So there are two rates: with as many packets in flight as the queue holds, of which none is lost, and with as many as the
+relay takes, of which only those that arrive count.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dmsg.testing.process import free_port
 _HOST: Final = "127.0.0.1"
 _SOURCE: Final = Path(__file__).parent / "derp_client"
 PACKET_BYTES: Final = 64 * 1024
-#: As many packets as a receiver's queue holds.
+#: Packets that a receiver's queue holds.
 WINDOW: Final = 32
 
 
@@ -47,7 +47,7 @@ class Derper:
         self._cast = cast
 
     def client(self, port: int = 0) -> Child:
-        """A client that reaches it over ``port``: its own, or one that leads there."""
+        """A client that connects to ``port``: the relay's own, or one that leads there."""
         url = f"https://{_HOST}:{port or self.port}/derp"
         return self._cast.start("derp", command=(str(self._client),), url=url, certificate=str(self._certificate))
 
@@ -57,7 +57,7 @@ class Derper:
 
 
 def push(source: Child, sink: Child, total: int, window: int, limit_s: float) -> tuple[float, float]:
-    """Send ``total`` bytes with ``window`` packets under way, 0 for any number; MB/s that arrived, and the share lost."""
+    """Send ``total`` bytes with ``window`` packets in flight (0: any number); MB/s that arrived, and the share lost."""
     count = max(1, total // PACKET_BYTES)
     order: dict[str, Any] = {"target": sink.facts["key"], "size": PACKET_BYTES, "total": count * PACKET_BYTES}
     result = source.ask("push", window=window, timeout_s=limit_s, **order)
@@ -76,7 +76,7 @@ def _build(go: str, directory: Path) -> Path:
 
 
 def _make_certificate(directory: Path) -> Path:
-    """A certificate for the address, where and as derper looks for it."""
+    """A certificate for the address, where derper looks for it."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, _HOST)])
     now = datetime.datetime.now(datetime.timezone.utc)

@@ -1,7 +1,7 @@
 """Commands that send a file: ours, croc, and wormhole, each through a relay of its own kind, near or far.
 
-The time is from the start of the second of the two commands to the end of both, when the first one waits for it: it
-includes starting a program, agreeing on a key, and comparing a hash of the file.
+The time is from the start of the second command, for which the first one waits, to the end of both: it includes starting
+a program, agreeing on a key, and comparing a hash of the file.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from benchmarks.processes import Cast, Child
 from dmsg.testing.process import free_port
 
 _LIMIT_S: Final = 300.0
-#: What a sender of others needs to be waiting at its relay; told apart from the time that is measured.
+#: Seconds for another program's sender to reach its relay, before the measurement.
 _HEAD_START_S: Final = 3.0
-#: Addresses of this machine that stand for it when it is far away.
+#: Addresses of this machine when it stands for a distant one.
 _FAR_HOSTS: Final = ("127.0.0.2", "127.0.0.3")
-#: Told to listen on 127.0.0.1, a relay of croc's listens on all addresses.
+#: With 127.0.0.1 a croc relay would listen on all addresses.
 _CROC_HOST: Final = "127.0.0.4"
-#: A relay of croc's listens on so many ports in a row, and tells those who connect to the first one.
+#: A croc relay listens on this many consecutive ports, and announces them on the first one.
 _CROC_PORTS: Final = 5
 
 
 class Way:
-    """How the two commands reach what runs on this machine: as it is, or each over a link of ``shape``."""
+    """How the two commands reach ports of this machine: directly, or each over a link of ``shape``."""
 
     def __init__(self, cast: Cast, shape: Mapping[str, float] | None = None) -> None:
         self._cast = cast
@@ -126,7 +126,7 @@ class Wormhole:
 def _both(first: Sequence[str], second: Sequence[str], directory: Path, variables: Mapping[str, str]) -> float:
     """Run ``first``, then ``second`` in ``directory``; seconds from the start of that to the end of both."""
     with tempfile.TemporaryFile() as said:
-        # Settings of whoever runs the bench are not those of the bench.
+        # Do not use the settings of the user who runs the bench.
         environment = {**os.environ, "HOME": str(directory), **variables}
         options = {"cwd": directory, "env": environment, "stdin": subprocess.DEVNULL, "stdout": said, "stderr": said}
         running = [subprocess.Popen(first, **options)]  # type: ignore[call-overload]

@@ -1,4 +1,4 @@
-"""rathole, a tunnel for TCP services: its server in the place of our relay and ``dmsg forward``, its client in that of
+"""rathole, a tunnel for TCP services: its server replaces our relay and ``dmsg forward``, its client
 ``dmsg expose``. Between the two it uses Noise, as ours does.
 """
 
@@ -16,7 +16,7 @@ from dmsg.testing.process import free_port
 
 
 class Rathole:
-    """A server and a client that carry ``services``, which are ports by name; ``ports`` is where they come out.
+    """A server and a client that carry ``services`` (ports by name); ``ports`` are their local ports.
 
     Raises ``LeftOut``.
     """
@@ -38,7 +38,7 @@ class Rathole:
             server += f'[server.services.{name}]\nbind_addr = "127.0.0.1:{self.ports[name]}"\n'
             client += f'[client.services.{name}]\nlocal_addr = "127.0.0.1:{target}"\n'
         self._processes = []
-        # A service is listened for once the client has said that it has it.
+        # The server listens for a service once the client has announced it.
         for role, text, opens in (("server", server, port), ("client", client, max(self.ports.values()))):
             path = directory / f"{role}.toml"
             path.write_text(text)

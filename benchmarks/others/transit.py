@@ -1,6 +1,6 @@
 """Magic Wormhole's transit relay, and two ends that meet there: its own ``wormhole.transit``, in its own environment.
 
-What goes over it is sealed from end to end. Both ends have the key from the bench; a wormhole would have agreed on it.
+Data over it is sealed from end to end. Both ends get the key from the bench; a wormhole would have agreed on it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Transit:
         self._cast = cast
 
     def pair(self, source_port: int = 0, sink_port: int = 0) -> tuple[Child, Child]:
-        """An end that sends and one that answers, connected: over the relay's port, or ones that lead there."""
+        """A sending and an answering end, connected over the relay's port, or ports that lead there."""
         key = secrets.token_hex(32)
         command = (self.python, "-m", "benchmarks.child", "transit")
         ends = [
@@ -47,7 +47,7 @@ class Transit:
 
 
 def push(source: Child, size: int, total: int, limit_s: float) -> float:
-    """Send ``total`` bytes in records of ``size``; MB/s until the other end has said that they are there."""
+    """Send ``total`` bytes in records of ``size``; MB/s until the other end has confirmed them."""
     result = source.ask("push", size=size, total=total, timeout_s=limit_s)
     if result["received_bytes"] != total:
         raise RuntimeError(f"{total} sent, {result['received_bytes']} arrived")

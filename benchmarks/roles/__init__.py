@@ -1,1 +1,1 @@
-"""What the processes of a bench can be."""
+"""The roles of a bench's processes."""

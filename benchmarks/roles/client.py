@@ -23,7 +23,7 @@ USES_TWISTED = True
 
 
 class Sink(Protocol):
-    """Counts what comes."""
+    """Counts received data."""
 
     received_bytes = 0
 
@@ -33,7 +33,7 @@ class Sink(Protocol):
 
 
 class Echo(Protocol):
-    """Sends back what comes."""
+    """Sends received data back."""
 
     def dataReceived(self, data: bytes) -> None:
         """Send back."""
@@ -43,7 +43,7 @@ class Echo(Protocol):
 
 @implementer(IPushProducer)
 class Pusher(Protocol):
-    """Writes ``total`` bytes in pieces of ``size``, whenever it may, then closes; ``done`` fires when all is acknowledged."""
+    """Writes ``total`` bytes in pieces of ``size`` when allowed, then closes; ``done`` fires once all is acknowledged."""
 
     def __init__(self, size: int, total: int) -> None:
         self.done: Deferred[int] = Deferred()
@@ -102,7 +102,7 @@ class Pinger(Protocol):
         self._ping()
 
     def stop(self) -> None:
-        """Close after the echo that is awaited."""
+        """Close after the next echo."""
         self._rounds = 0
 
     def _ping(self) -> None:
@@ -195,7 +195,7 @@ class Role:
     async def _pings(
         self, target: PublicKey, size: int, rounds: int, seconds: float, service: str = ""
     ) -> dict[str, Any]:
-        """Round trips one after the other, until there were enough of them or the time is up."""
+        """Round trips one after the other, until there are enough or the time is up."""
         transport = await self.client.dial(target, service)
         pinger = Pinger(size, rounds, seconds)
         transport.attach(pinger)

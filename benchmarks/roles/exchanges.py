@@ -13,9 +13,9 @@ from twisted.internet.protocol import Protocol, connectionDone
 from twisted.internet.task import LoopingCall
 from twisted.python.failure import Failure
 
-#: How long an answer may take, in seconds: longer than a relay that is killed is missed.
+#: Timeout of an answer, in seconds: longer than the absence of a killed relay.
 _ANSWER_TIMEOUT_S: Final = 20.0
-#: Exchanges under way at a time; while there are as many, those whose turn comes are left out and counted.
+#: Most exchanges in progress; at this number, further ones are skipped and counted.
 _LIMIT: Final = 64
 _LARGEST_BYTES: Final = 8_192
 _TURN_S: Final = 0.02
@@ -41,7 +41,7 @@ class Exchange(Protocol):
             self.transport.loseConnection()  # type: ignore[union-attr]
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
-        """It is over, perhaps too early."""
+        """The exchange has ended, perhaps too early."""
         self._tell("lost")
 
     def _tell(self, result: str) -> None:
@@ -78,7 +78,7 @@ class Exchanges:
             self._pace.stop()
 
     def _turn(self, count: int) -> None:
-        self._due += min(count * _TURN_S, 1.0) * self.per_s  # what a stopped process missed is not made up for
+        self._due += min(count * _TURN_S, 1.0) * self.per_s  # a stopped process does not catch up
         while self._due >= 1:
             self._due -= 1
             if self._under_way >= _LIMIT:

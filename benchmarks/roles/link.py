@@ -1,7 +1,7 @@
-"""A path to somewhere far away: a port that passes connections on with a delay, at a rate, through a bounded buffer.
+"""A long-distance path: a port that forwards connections with a delay, at a rate, through a bounded buffer.
 
-Bytes of TCP cannot be dropped on the way, so a path that is full stops reading, as a sender does whose window is the
-path's bandwidth times its delay and what the buffer in front of the narrowest hop holds. How long it was full is counted.
+Bytes of TCP cannot be dropped on the way, so a full path stops reading, like a sender whose window is the path's bandwidth
+times its delay plus the buffer in front of the narrowest hop. The time for which it was full is counted.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from collections import deque
 from typing import Any, Final
 
 USES_TWISTED = False
-#: A piece arrives as a whole, as a packet does: one of Ethernet, or as much as the path takes in this time.
+#: A piece arrives as a whole, like a packet: one of Ethernet, or as much as the path takes in this time.
 _PACKET_BYTES: Final = 1448
 _PIECE_S: Final = 0.00013
 #: Pieces taken of one connection before the next has its turn.
 _TURN: Final = 16
-#: What the kernel holds for this process on each side is no part of the path, and kept small.
+#: The kernel's buffers of this process are no part of the path, and kept small.
 _SOCKET_BYTES: Final = 128 * 1024
-#: A path said to have no limit is this fast.
+#: Rate of a path without a limit.
 _FASTEST_BITS_PER_S: Final = 4e9
 _LONGEST_WAIT_S: Final = 0.2
 
@@ -34,13 +34,13 @@ class Lane:
         self.path = path
         self.source = source
         self.target = target
-        self.ended = False  # the source says nothing more
+        self.ended = False  # the source has ended
         self.over = False  # and the target has been told
         self._pieces: deque[tuple[float, bytes]] = deque()  # when it arrives, what
         self._blocked = False
 
     def take(self, now: float) -> None:
-        """Read what the path has room for."""
+        """Read as much as the path has room for."""
         for _ in range(_TURN):
             if self.ended or not self.path.has_room(now):
                 return
@@ -76,7 +76,7 @@ class Lane:
 
     @property
     def wants(self) -> float | None:
-        """When something arrives; ``None`` if nothing is under way, or the target takes nothing."""
+        """When the next piece arrives; ``None`` if nothing is in flight, or the target takes nothing."""
         return self._pieces[0][0] if self._pieces and not self._blocked else None
 
     @property
@@ -85,13 +85,13 @@ class Lane:
         return self._blocked
 
     def forget(self) -> None:
-        """The connection is cut: what was under way is lost."""
+        """The connection is cut: data in flight is lost."""
         self.path.left(sum(len(data) for _, data in self._pieces))
         self._pieces.clear()
 
 
 class Path:
-    """What all connections share in one direction: a rate, a delay, a buffer."""
+    """One direction, shared by all connections: a rate, a delay, a buffer."""
 
     def __init__(self, delay_s: float, bits_per_s: float, buffer_bytes: int) -> None:
         self._delay_s = delay_s
@@ -120,15 +120,15 @@ class Path:
         return self._free_at + self._delay_s
 
     def left(self, size: int) -> None:
-        """``size`` bytes are through, or lost."""
+        """``size`` bytes have arrived, or are lost."""
         self._under_way -= size
 
 
 class Role:
     """Options: ``to`` (a port), ``delay_s`` one way, ``bits_per_s`` (0: none), ``buffer_bytes``.
 
-    With ``host``, an address of this machine, ``to`` is a list of ports, and those of the same numbers there lead to those
-    at ``to_host``: for programs that are told a host and find the ports out themselves.
+    With ``host``, an address of this machine, ``to`` is a list of ports: each port at ``host`` leads to the same port at
+    ``to_host``, for programs that are given a host and find the ports themselves.
     """
 
     def __init__(self, options: dict[str, Any]) -> None:
@@ -149,7 +149,7 @@ class Role:
         self._worker.start()
 
     def do(self, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """``full``: seconds each direction has had no room since the last time; ``cut``: lose all connections."""
+        """``full``: seconds without room in each direction since the last call; ``cut``: lose all connections."""
         if command == "full":
             full = [path.full_s for path in self._paths]
             for path in self._paths:

@@ -1,4 +1,4 @@
-"""Opens connections at a pace and holds them, for little CPU (raw sockets, epoll, handshakes made beforehand)."""
+"""Opens connections at a pace and holds them, with little CPU (raw sockets, epoll, handshakes made beforehand)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dmsg.crypto.keys import SecretKey
 
 USES_TWISTED = False
 STANDS_FOR_OTHER_MACHINES = True
-#: Loopback addresses the connections come from, so that limits for one address do not bite.
+#: Number of loopback addresses that connections come from, so that limits for one address do not apply.
 _ADDRESSES = 16
 #: The OK frame as a record: 2 length, 4 counter, 5 frame, 16 tag.
 _OK_RECORD_BYTES = 27
@@ -57,7 +57,7 @@ class Role:
         raise ValueError(command)
 
     def _open_all(self, count: int, per_second: float, limit_s: float) -> dict[str, Any]:
-        """Open ``count`` connections, evenly ``per_second``; tells how many were admitted and how long that took."""
+        """Open ``count`` connections, evenly ``per_second``; gives the number admitted and the time it took."""
         poll = select.epoll()
         opening: dict[int, _Opening] = {}
         latencies_ms: list[float] = []

@@ -1,7 +1,7 @@
-"""A client under mixed load: long streams with numbered blocks, a ping-pong that never ends, short transports and lookups.
+"""A client under mixed load: long streams with numbered blocks, an endless ping-pong, short transports and look-ups.
 
-Every byte that arrives is checked. With ``extended`` false it is a client of the base protocol of 2019, which names no
-services and cannot resume: it has short transports only.
+Every received byte is checked. With ``extended`` false it is a client of the base protocol of 2019, which names no
+services and cannot resume: it has only short transports.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dmsg.mux.client.service import ClientConfig, DmsgClient
 from dmsg.mux.core.e2e_negotiation import Security
 
 USES_TWISTED = True
-#: Each tenth stream carries bulk data; blocks of the others are as small as the options say.
+#: One stream in ten carries bulk data; block sizes of the others come from the options.
 _BULK_EVERY: Final = 10
 _BULK_SIZES: Final = (1, 65_536)
 _PING_PAUSE_S: Final = 0.05
@@ -115,8 +115,8 @@ class Role(streams.Role):
 
     async def do(self, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """``begin`` (target, short_per_s, lookups_per_s, ping): the load; ``pace`` (per_s): another rate of short
-        transports; ``cut``: abort one connection to a relay; ``calm``: no more load but the streams, and what came of
-        it; else as a streams role.
+        transports; ``cut``: abort one connection to a relay; ``calm``: end all load except the streams, and give its
+        results; else as a streams role.
         """
         if command == "begin":
             return await self._begin(PublicKey.parse(arguments.pop("target")), **arguments)
@@ -158,7 +158,7 @@ class Role(streams.Role):
         return {}
 
     async def _look_up(self) -> None:
-        """Ask for a key that is there, or for one that is not."""
+        """Look up a key that exists, or one that does not."""
         known = bool(random.getrandbits(1))
         key = random.choice(self._known) if known else SecretKey.generate().public_key
         try:

@@ -1,6 +1,6 @@
-"""Twisted alone over TCP, without any of ours: an echo, a sink, a relay that copies bytes, and who sends through it.
+"""Plain Twisted over TCP, without our code: an echo, a sink, a relay that copies bytes, and a sender.
 
-Its figures are those of the machine and the reactor at that time. What ours take beyond them is our own cost.
+Its figures are those of the machine and the reactor at that time; the difference to ours is our own cost.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ USES_TWISTED = True
 
 @implementer(IHalfCloseableProtocol)
 class Copy(Protocol):
-    """One side of the relay: what comes goes to the other side, as fast as that takes it."""
+    """One side of the relay: received data goes to the other side, as fast as that takes it."""
 
     other: Copy | None = None
 
@@ -64,7 +64,7 @@ class Copy(Protocol):
 
 @implementer(IHalfCloseableProtocol)
 class Sink(Protocol):
-    """Takes everything, and says so by closing behind the end of it."""
+    """Takes everything, and closes after the last byte as confirmation."""
 
     def readConnectionLost(self) -> None:
         """All is here."""
@@ -76,7 +76,7 @@ class Sink(Protocol):
 
 @implementer(IHalfCloseableProtocol)
 class Source(Pusher):
-    """Writes, and is through when the other side has closed behind the last byte."""
+    """Writes, and is done when the other side has closed after the last byte."""
 
     def finish(self) -> None:
         """Say that there is no more."""

@@ -1,4 +1,4 @@
-"""Accepts a transport and reads what comes without looking at it, so that it costs the server nothing but the relaying."""
+"""Accepts a transport and reads its data without parsing, so that the server's only cost is the relaying."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Role:
         while got < least_bytes and time.perf_counter() - began < limit_s:
             got += sock.recv_into(buffer)
             last = time.perf_counter()
-        sock.settimeout(_SILENCE_S)  # what is left of this time is not to be taken for the next
+        sock.settimeout(_SILENCE_S)  # the rest of this data must not count for the next
         with contextlib.suppress(TimeoutError):
             while got and time.perf_counter() - began < limit_s:
                 got += sock.recv_into(buffer)

@@ -1,4 +1,4 @@
-"""A relay or a peer of the Reliable Message Bus exactly as ``twistd`` runs it: settings, event log on disk, orderly end."""
+"""A relay or a peer of the Reliable Message Bus exactly as ``twistd`` runs it: settings, event log on disk, clean stop."""
 
 from __future__ import annotations
 

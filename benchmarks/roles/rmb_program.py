@@ -18,7 +18,7 @@ _WAIT_S: Final = 20
 
 
 class _Redis:
-    """As much of a client as pushing and popping takes."""
+    """A client that can only push and pop."""
 
     def __init__(self, port: int, database: int) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port), _WAIT_S + 5)
@@ -67,7 +67,7 @@ class Role:
         self.facts: dict[str, Any] = {}
 
     def do(self, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """``serve`` (rounds), ``call`` (to, rounds, size, window): so many calls under way at a time."""
+        """``serve`` (rounds), ``call`` (to, rounds, size, window): ``window`` calls in flight at a time."""
         if command == "serve":
             return self._serve(**arguments)
         if command == "call":

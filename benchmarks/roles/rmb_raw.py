@@ -39,7 +39,7 @@ class Role:
 
     def _prepare(self, size: int, count: int, to: int) -> dict[str, Any]:
         envelope = signed_envelope(size, self._key, (self._twin, None), to)
-        # Some masks do for all: making as many frames would take longer than sending them.
+        # A few masks are reused: making all frames would take longer than sending them.
         frames = [sent_frame(envelope) for _ in range(min(count, 64))]
         self._frames = [frames[number % len(frames)] for number in range(count)]
         return {"frame_bytes": received_bytes(envelope)}

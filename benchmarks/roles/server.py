@@ -1,4 +1,4 @@
-"""A server of ours, as it is in production but for the limits a bench raises."""
+"""A server of ours as in production, except for limits that a bench raises."""
 
 from __future__ import annotations
 

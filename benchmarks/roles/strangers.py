@@ -1,7 +1,7 @@
-"""Strangers that misbehave in the ways that cost a relay or a discovery something, a few times a second, from many networks.
+"""Strangers from many networks that misbehave a few times a second, in ways that cost a relay or a discovery something.
 
-Each holds what it opened for as long as it is let, so that time limits and evictions are at work all the time. The number
-of sockets is bounded.
+Each keeps its connection open as long as possible, so that timeouts and evictions are always at work. The number of sockets
+is bounded.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Role:
         )
 
     def do(self, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """``misbehave`` for ``seconds``, ``per_s`` times a second; gives how often in which way since the beginning."""
+        """``misbehave`` for ``seconds``, ``per_s`` times a second; gives the counts of each way since the beginning."""
         assert command == "misbehave"
         began, count = time.monotonic(), 0
         while (elapsed := time.monotonic() - began) < arguments["seconds"]:
@@ -65,7 +65,7 @@ class Role:
             try:
                 way()
                 self._done[way.__name__.strip("_")] += 1
-            except (OSError, ValueError):  # refused, cut, or the relay is dead just now
+            except (OSError, ValueError):  # refused, cut, or the relay is dead at the moment
                 self._done["refused"] += 1
         return dict(self._done)
 

@@ -1,8 +1,7 @@
-"""A client with many long-lived transports, each carrying numbered blocks both ways, every byte of which is checked.
+"""A client with many long-lived transports that carry numbered blocks both ways; every byte is checked.
 
-What a stream should carry is known to both ends from a seed, so that a byte that is missing, that comes twice or that is
-out of its place shows where it stands. The time a disturbance takes is measured where it is felt: at the receiver, from
-the last data over the old path to the first over the new one.
+Both ends know a stream's data from a seed, so missing, repeated and misplaced bytes are found with their position. A
+disturbance is measured at the receiver, from the last data over the old path to the first over the new path.
 """
 
 from __future__ import annotations
@@ -54,12 +53,12 @@ class Blocks:
         return number.to_bytes(4, "big") + size.to_bytes(4, "big") + self._random.randbytes(size)
 
     def end(self) -> bytes:
-        """What stands behind the last one."""
+        """The mark after the last block."""
         return _END.to_bytes(4, "big") + self.count.to_bytes(4, "big")
 
 
 class Checker:
-    """Holds what comes against what was sent. ``fault`` says what is wrong first, if anything is."""
+    """Compares received with sent data. ``fault`` describes the first error, if any."""
 
     def __init__(self, blocks: Blocks) -> None:
         self.received_bytes = 0
@@ -103,7 +102,7 @@ class Checker:
 
 @implementer(IHalfCloseableProtocol)
 class Streamer(Protocol):
-    """Sends a block every ``interval_s`` (with as much jitter) as long as it may, and checks what comes."""
+    """Sends a block every ``interval_s`` (with as much jitter) while allowed, and checks received data."""
 
     transport: Any
 
@@ -144,7 +143,7 @@ class Streamer(Protocol):
             self.transport.write(block)
 
     def finish(self) -> None:
-        """Send what stands behind the last block, and the end of the stream."""
+        """Send the mark after the last block, and the end of the stream."""
         if self._blocks is not None and not self.outcome:
             self.sent_bytes += _BLOCK_HEAD
             self.transport.write(self._blocks.end())
@@ -180,7 +179,7 @@ class Streamer(Protocol):
         self._paused = True
 
     def readConnectionLost(self) -> None:
-        """The peer has said everything."""
+        """The peer has sent everything."""
 
     def writeConnectionLost(self) -> None:
         """The peer has taken everything."""
@@ -193,7 +192,7 @@ class Streamer(Protocol):
 
 @implementer(IEventLog)
 class ResumedOnly:
-    """An event log that only notes how long transports were without a path."""
+    """An event log that only records the times of transports without a path."""
 
     def __init__(self, found_ms: list[float]) -> None:
         self._found_ms = found_ms
@@ -247,7 +246,7 @@ class Role:
         return {"key": str(self.client.public_key)}
 
     def _send(self) -> None:
-        """Let as many streams send as their interval makes it in this turn, each once before any is again."""
+        """Let the streams that are due in this turn send, each once before any sends again."""
         share = 0.01 / self._interval_s * len(self.streamers)
         whole = int(share) + (random.random() < share - int(share))
         for _ in range(whole):
@@ -275,7 +274,7 @@ class Role:
                         target, SERVICE, security=Security.E2E, timeout_s=_DIAL_TIMEOUT_S
                     )
                     break
-                except DialError:  # an entry may not be there yet
+                except DialError:  # an entry may not be published yet
                     await deferLater(self.reactor, _DRAIN_POLL_S)
             transport.attach(Streamer(self, number))
         return {}

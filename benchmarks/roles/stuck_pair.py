@@ -1,4 +1,4 @@
-"""A receiver that never reads, and a sender in league with it that pushes at it and ignores what the server answers.
+"""A receiver that never reads, and a sender in league with it that pushes data and ignores the server's answers.
 
 The receiver cannot see the REQUESTs, but it knows which ids the server will choose, and accepts blindly.
 """
@@ -55,7 +55,7 @@ class Role:
         if self._their_id < 0:
             self._accept(receiver.next_frame())
         else:
-            # the refusal of a second request tells that the server has seen the first
+            # the refusal of a second request shows that the server has seen the first
             self._id += 2
             sender.send(REQUEST, self._id, sender.key + _ABSENT)
             while True:
@@ -71,7 +71,7 @@ class Role:
             pass
 
     def _flood(self, total: int, per_second: float, limit_s: float) -> dict[str, Any]:
-        """Push ``total`` bytes, no faster than ``per_second``, opening a new transport whenever one is closed."""
+        """Push ``total`` bytes, at most ``per_second``, opening a new transport whenever one is closed."""
         sender = self._sender
         payload = os.urandom(2 + _FRAME_DATA_BYTES)
         began = time.perf_counter()

@@ -28,7 +28,7 @@ class Role:
         return {"port": port.getHost().port}
 
     async def do(self, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """``begin`` (port, per_s), ``pace`` (per_s): another rate; ``calm``: no more; what came of all."""
+        """``begin`` (port, per_s), ``pace`` (per_s): another rate; ``calm``: stop, and give all results."""
         if command == "begin":
             endpoint = TCP4ClientEndpoint(self._reactor, "127.0.0.1", arguments["port"])
 

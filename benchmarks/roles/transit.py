@@ -15,13 +15,13 @@ from benchmarks.report import percentile
 USES_TWISTED = True
 #: It runs on the reactor that wormhole itself would run on.
 IS_OF_OTHERS = True
-#: The first byte of a record: data, a ping, its echo, the end of data, and behind that how many bytes there were.
+#: The first byte of a record: data, a ping, its echo, the end of data, and the count of bytes after that.
 _DATA, _PING, _PONG, _END, _COUNT = (bytes([number]) for number in range(5))
 
 
 @implementer(IConsumer)
 class Records:
-    """Takes what comes: counts, answers, and fires ``answered`` with answers."""
+    """Handles records: counts, answers, and fires ``answered`` with answers."""
 
     def __init__(self, connection: Any) -> None:
         self.answered: Deferred[bytes] = Deferred()
@@ -29,7 +29,7 @@ class Records:
         self._received = 0
 
     def registerProducer(self, producer: Any, streaming: bool) -> None:
-        """Nothing is ever too much."""
+        """Never pauses a producer."""
 
     def unregisterProducer(self) -> None:
         """That was all."""
@@ -88,7 +88,7 @@ class Role:
         self._end.set_transit_key(bytes.fromhex(options["key"]))
 
     async def start(self) -> dict[str, Any]:
-        """The other end has to be there, too, before there is a connection."""
+        """Does not connect yet, because the other end must be ready first."""
         return {}
 
     async def do(self, command: str, arguments: dict[str, Any]) -> dict[str, Any]:

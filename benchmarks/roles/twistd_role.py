@@ -1,4 +1,4 @@
-"""A relay or a discovery exactly as ``twistd`` runs it: settings, event log on disk, metrics, admin site, orderly end."""
+"""A relay or a discovery exactly as ``twistd`` runs it: settings, event log on disk, metrics, admin site, clean stop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A network under mixed load and faults for a long time: nothing is lost, and nothing that a process holds grows.
+"""A network under mixed load and faults for a long time: no data is lost, and no process grows.
 
 ``run(sizes)`` is the ten minutes of ``make bench``; ``python -m benchmarks.soak`` is the long run of ``make soak``.
 """

@@ -1,4 +1,4 @@
-"""Whether a level grew: a straight line through it, the line's standard error, and a bound."""
+"""Tests whether a level grew: with a straight line through it, the line's standard error, and a bound."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-#: Samples of one level follow each other and are not independent, so the line goes through the means of this many equal
-#: parts of the time; its error would come out far too small otherwise.
+#: Consecutive samples of a level are not independent, so the line goes through the means of this many equal parts of the
+#: time; otherwise its error would be far too small.
 PARTS: Final = 24
 _HOUR_S: Final = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """A line through a level: its mean, its slope an hour and that slope's standard error; ``hours`` is the time it covers."""
+    """A line through a level: its mean, its slope an hour with standard error, and the ``hours`` it covers."""
 
     mean: float
     slope_per_h: float
@@ -24,12 +24,12 @@ class Fit:
     hours: float
 
     def is_flat(self, bound_per_h: float) -> bool:
-        """Whether the slope less two of its standard errors is within the bound: growth that is beyond doubt is beyond it."""
+        """Whether the slope minus two standard errors is within the bound, so that only certain growth exceeds it."""
         return self.slope_per_h - 2 * self.error_per_h <= bound_per_h
 
 
 def fit(points: Sequence[tuple[float, float]]) -> Fit | None:
-    """The line through (seconds, level) pairs in the order of time; ``None`` when they are too few for an error."""
+    """The line through (seconds, level) pairs in order of time; ``None`` if they are too few for an error."""
     parts = _means(points)
     if len(parts) < 4:
         return None

@@ -1,4 +1,4 @@
-"""What every process holds, sampled while it lives, and whether that is flat."""
+"""Samples the levels of every process while it lives, and judges whether they are flat."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from benchmarks.soak.fit import Fit, fit
 #: Growth an hour that counts as flat, as a share of the level: at 1 % a process that runs for a month doubles four times
 #: over 72 days, and restarts of machines come sooner.
 BOUND_SHARE: Final = 0.01
-#: Growth over the whole time that is looked at which counts as flat however low the level is: two arenas of Python's
-#: allocator, connections to another relay and to discovery, the threads of a reactor's pool (it starts them when they
-#: are first wanted), what comes and goes with the load, and two tables of the 256 keys a client accepted last, which
-#: strangers fill.
+#: Growth over the whole time that counts as flat, however low the level: two arenas of Python's allocator, connections to
+#: another relay and to discovery, the threads of a reactor's pool (started on demand), variations of the load, and two
+#: tables of the 256 keys a client accepted last, which strangers fill.
 FLOORS: Final = {
     "rss": 2048.0,
     "uss": 2048.0,
@@ -28,7 +27,7 @@ FLOORS: Final = {
     "objects": 100.0,
     "entries": 600.0,
 }
-#: How a level is called in the table, and its unit.
+#: Name of a level in the table, and its unit.
 NAMES: Final = {
     "rss": ("memory, RSS", "KiB"),
     "uss": ("memory, its own", "KiB"),
@@ -40,7 +39,7 @@ NAMES: Final = {
 }
 #: Tables that hold one entry for each transport id in use.
 _IDS: Final = ("Member.legs", "Connection.streams")
-#: Levels of the admin site that only ever rise, or that are told in other words already.
+#: Levels of the admin site that only ever rise, or that another level covers.
 _COUNTERS: Final = ("proofs_ok", "proofs_failed", "connections_evicted", "connections_refused")
 _ANSWER_TIMEOUT_S: Final = 30.0
 
@@ -89,22 +88,22 @@ class Levels:
         self._watched: dict[int, tuple[Series, Child | None, int | None]] = {}
 
     def watch(self, role: str, pid: int, child: Child | None = None, admin: int | None = None) -> None:
-        """A process that has begun to live."""
+        """Watch a new process."""
         series = Series(role, pid, self._clock())
         self.series.append(series)
         self._watched[pid] = series, child, admin
 
     def loaded(self) -> None:
-        """The load begins now: lives that began before count from now on."""
+        """The load begins now: the lives of earlier processes count from now on."""
         for one in self.series:
             one.began_s = self._clock()
 
     def forget(self, pid: int) -> None:
-        """A process that is to end."""
+        """Forget a process that is to end."""
         self._watched.pop(pid, None)
 
     def sample(self) -> None:
-        """What the operating system tells of each process."""
+        """Sample each process's figures from the operating system."""
         for pid, (series, _, _) in self._watched.items():
             process = psutil.Process(pid)
             with process.oneshot():
@@ -116,7 +115,7 @@ class Levels:
                 series.add("threads", now, process.num_threads())
 
     def count(self) -> None:
-        """What each process tells of itself: its objects and tables, and the gauges of its admin site."""
+        """Sample each process's own figures: its objects and tables, and the gauges of its admin site."""
         for series, child, admin in self._watched.values():
             if child is not None:
                 counted = child.ask("census", timeout_s=_ANSWER_TIMEOUT_S)
@@ -162,7 +161,7 @@ class Levels:
         return found
 
     def grown(self, role: str, warm_up_s: float) -> list[tuple[str, float, float]]:
-        """What in detail grew in the longest life of ``role``: name, level after the warm-up, level at the end."""
+        """Details that grew in the longest life of ``role``: name, level after the warm-up, level at the end."""
         (series,) = [one for one in self.longest() if one.role == role]
         grown = []
         for name, points in series.levels.items():

@@ -1,4 +1,4 @@
-"""The processes of a soak: two roles as twistd runs them, clients of three kinds, programs at a tunnel, and strangers."""
+"""The processes of a soak: two kinds of twistd roles, three kinds of clients, programs at a tunnel, and strangers."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from dmsg.crypto.keys import SecretKey, write_key_file
 from dmsg.testing.process import free_port
 
 _FAULTS: Final = ("kill a relay", "kill a relay", "cut a connection", "stop a receiver", "discovery")
-#: How long a relay or a discovery that was ended stays away, in seconds.
+#: Seconds before an ended relay or discovery is started again.
 _AWAY_S: Final = 1.0
 
 
 class TwistdRole:
-    """A relay or a discovery with its ports and files, in whichever process it is just now."""
+    """A relay or a discovery with its ports and files, whatever its present process."""
 
     def __init__(self, cast: Cast, levels: Levels, name: str, **options: Any) -> None:
         self.name = name
@@ -40,13 +40,13 @@ class TwistdRole:
         self._levels.watch(self.name, self.process.pid, self.process, self._options["admin"])
 
     def kill(self) -> None:
-        """SIGKILL, and another one a second later."""
+        """SIGKILL it, and start another process a second later."""
         self._levels.forget(self.process.pid)
         self.process.kill()
         self._again()
 
     def restart(self) -> None:
-        """Let it end in order, and start another one a second later."""
+        """Stop it cleanly, and start another process a second later."""
         self._levels.forget(self.process.pid)
         self.process.ask("stop")
         self._again()
@@ -59,11 +59,11 @@ class TwistdRole:
 
 
 class Network:
-    """Everything, started. ``faults`` knows what can be done to it."""
+    """All processes, started. ``faults`` lists the possible faults."""
 
     def __init__(self, cast: Cast, levels: Levels, home: Path, size: SoakSize, seed: int) -> None:
         self.size = size
-        # during the warm-up: what they make buffers grow to is not growth later
+        # during the warm-up, so that growing buffers do not count as growth later
         self._first_faults = ["stop a receiver", "kill a relay", "discovery"]
         store = f"sqlite:{home / 'entries.sqlite'}"
         self.discovery = TwistdRole(cast, levels, "discovery", serve="discovery", store=store, events=str(home / "d"))
@@ -129,7 +129,7 @@ class Network:
     # --- load ------------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Open the streams and start the rest of the load, with more short transports than later: see :meth:`settle`."""
+        """Open the streams and start the other load, with more short transports than later: see :meth:`settle`."""
         size = self.size
         self.dialling.ask("open", target=self.answering.facts["key"], count=size.streams)
         ours = self.answering.facts["key"]

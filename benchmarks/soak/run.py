@@ -1,4 +1,4 @@
-"""The run itself: load, faults and samples until the time is up, then what came of it."""
+"""The run: load, faults and samples until the time is up, then the results."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from benchmarks.soak.levels import NAMES, Levels, Verdict
 from benchmarks.soak.network import Network
 
 NAME: Final = "soak"
-#: The part of each life that is not looked at: caches fill, pools of memory find their size. At most 15 minutes.
+#: Share of each life that is ignored, at most 15 minutes: caches fill, and memory pools find their size.
 WARM_UP_SHARE: Final = 0.2
 WARM_UP_LIMIT_S: Final = 900.0
 #: Discovery is restarted during this part of a run only.
 YOUNG_SHARE: Final = 0.25
-#: Short transports that must come to a good end: a killed relay takes those that run through it with it.
+#: Share of short transports that must end well: a killed relay ends those that run through it.
 OK_SHARE: Final = 0.97
-#: When the load has ended streams get this long to say everything, and relays this long to forget every transport.
+#: Seconds after the load for streams to send everything, and for relays to forget every transport.
 _FINISH_LIMIT_S: Final = 60.0
 _FORGET_LIMIT_S: Final = 20.0
 _SLICE_S: Final = 4.0
@@ -40,7 +40,7 @@ Tell = Callable[[str], None]
 
 @dataclass
 class Outcome:
-    """What came of a run."""
+    """The results of a run."""
 
     seed: int
     seconds: float
@@ -49,7 +49,7 @@ class Outcome:
     levels: Levels
     faults: Counter[str] = field(default_factory=Counter)
     strangers: dict[str, int] = field(default_factory=dict)
-    #: Short transports by what came of them; why they were not opened.
+    #: Short transports by result; reasons why they were not opened.
     short: Counter[str] = field(default_factory=Counter)
     reasons: Counter[str] = field(default_factory=Counter)
     lookups: Counter[str] = field(default_factory=Counter)
@@ -61,18 +61,18 @@ class Outcome:
 
     @property
     def ok_share(self) -> float:
-        """The part of the short transports that came to a good end; those held back were never begun."""
+        """The share of short transports that ended well; those held back do not count."""
         begun = sum(self.short.values()) - self.short["held back"]
         return self.short["ok"] / begun if begun else 0.0
 
     @property
     def grown(self) -> list[Verdict]:
-        """What is not flat."""
+        """Levels that are not flat."""
         return [one for one in self.verdicts if not one.flat]
 
 
 def run(sizes: Sizes) -> list[Row]:
-    """Rows of what was lost, and of what grew."""
+    """Rows of losses and of growth."""
     return rows_of(soak(sizes.soak, choose_seed()))
 
 
@@ -84,12 +84,12 @@ def choose_seed() -> int:
 
 
 def tell(line: str) -> None:
-    """A line about what is going on."""
+    """Print a line of progress."""
     print(f"soak: {line}", file=sys.stderr, flush=True)
 
 
 def soak(size: SoakSize, seed: int, levels_of: Callable[[Levels], None] = lambda _: None) -> Outcome:
-    """Run it once; nothing is left behind. ``levels_of`` is given the samples, now and then."""
+    """Run it once; nothing is left behind. ``levels_of`` gets the samples from time to time."""
     chance = random.Random(seed)
     began = time.monotonic()
     levels = Levels(lambda: time.monotonic() - began)
@@ -141,13 +141,13 @@ def _go_on(
 
 
 def _end(network: Network, outcome: Outcome) -> None:
-    """End the load, compare what was sent with what arrived, and see that every transport is forgotten."""
+    """End the load, compare sent with received data, and check that every transport is forgotten."""
     network.strangers.close()
     pair = (network.dialling, network.answering)
     loaded = [*pair, *(network.base or ())]
     for one in loaded:
         one.ask("calm")
-    time.sleep(1.0)  # what is under way comes to its end
+    time.sleep(1.0)  # let transports in progress end
     for one in loaded:
         _take(one.ask("calm"), outcome)
     if network.tcp is not None:

@@ -55,7 +55,7 @@ class WorldClock(HeapClock):
 
 @implementer(IDiscovery)
 class Discovery:
-    """Discovery as the program on one machine sees it: the real rules, a short way to it."""
+    """Discovery as the program on one machine sees it: the real rules, over a short path."""
 
     def __init__(self, world: World, machine: Machine) -> None:
         self._world = world
