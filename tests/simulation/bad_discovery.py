@@ -17,7 +17,7 @@ from dmsg.http.errors import NoAnswer
 from tests.simulation.machine import Machine
 from tests.simulation.world import World
 
-#: How an entry is asked for in vain, and a list.
+#: Lies about an entry, about a list and about a post.
 LIES: Final = (
     "none",
     "old",
@@ -39,7 +39,7 @@ _TIMEOUT_S: Final = 10.0
 
 
 class Liar:
-    """What discovery says to everybody; while it is not ``active``, the truth."""
+    """Discovery's answers to everybody; the truth while it is not ``active``."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -49,7 +49,7 @@ class Liar:
         self.lies = self._some(LIES)
         self.lists = self._some(LISTS)
         self.posts = self._some(POSTS)
-        #: The relays that there are.
+        #: The real relays.
         self.real_relays: Callable[[], list[PublicKey]] = list
         self._old: list[Entry] = []
         self._made_up: list[SecretKey] = [world.key(f"made up {number}") for number in range(20)]
@@ -179,7 +179,7 @@ class Liar:
 
 
 class _Caller:
-    """Stands for HTTP."""
+    """In place of HTTP."""
 
     def __init__(self, liar: Liar, machine: Machine) -> None:
         self._liar = liar
@@ -191,7 +191,7 @@ class _Caller:
 
 
 def discovery(liar: Liar, machine: Machine) -> HttpDiscovery:
-    """Discovery as the program on ``machine`` sees it: it checks what it is told as it does over HTTP."""
+    """Discovery as the program on ``machine`` sees it: it checks answers as it does over HTTP."""
     client = HttpDiscovery("http://discovery:80", cast(Any, None), machine, now_s=lambda: liar.world.now_ns() / 1e9)
     client._http = cast(Any, _Caller(liar, machine))
     return client

@@ -1,4 +1,4 @@
-"""A peer that speaks the protocol well enough to get in, and then breaks it at each step, as chance has it."""
+"""A peer that speaks the protocol well enough to get in, and then breaks it at random steps."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.simulation.machine import Machine
 from tests.simulation.programs import SERVICE
 from tests.simulation.world import World, start
 
-#: How a stream of such a peer breaks the rules, under its seal.
+#: Ways in which such a peer's stream breaks the rules, under its seal.
 VICES: Final = (
     "no ack",
     "ack too far",
@@ -56,10 +56,10 @@ VICES: Final = (
     "silent",
     "window",
 )
-#: What it does to whole connections and peers.
+#: Its attacks on whole connections and peers.
 ACTS: Final = ("dial", "dial", "dial", "resume", "resume", "resume all", "half", "half", "strays", "raw", "restart")
 _TOKENS: Final = 64
-#: More than anybody has to keep who does not read.
+#: More than anybody who does not read has to buffer.
 _TOO_MUCH_BYTES: Final = 7_000_000
 
 
@@ -73,13 +73,13 @@ class Vice:
         self.active = False
         self.vices = tuple(kind for kind in VICES if random.random() < 0.4) or VICES
         self.acts = tuple(kind for kind in ACTS if random.random() < 0.6) or ACTS
-        #: (peer, token) of transports there are or were.
+        #: (peer, token) of present and former transports.
         self.tokens: list[tuple[PublicKey, bytes]] = []
-        self.half = False  # whether the next handshake is left as it is
+        self.half = False  # whether the next handshake is abandoned
         self.frames_share = random.choice([0.0, 0.0, 0.002, 0.05])
 
     def draw(self) -> str:
-        """How a new stream behaves."""
+        """The behaviour of a new stream."""
         if not self.active:
             return ""
         if self.half:
@@ -89,7 +89,7 @@ class Vice:
 
 
 def _disguised(one: Any, kind: type, **attributes: Any) -> Any:
-    """``one``, which has slots only, as a ``kind`` with further attributes."""
+    """``one``, which has only slots, as a ``kind`` with further attributes."""
     other = kind.__new__(kind)
     for base in type(one).__mro__:
         for name in getattr(base, "__slots__", ()):
@@ -100,7 +100,7 @@ def _disguised(one: Any, kind: type, **attributes: Any) -> Any:
 
 
 class _Frames(SealedFrames):
-    """Seals what should not be."""
+    """Seals forbidden frames."""
 
     vice: Vice
     how: str
@@ -193,7 +193,7 @@ class _Openings(Openings):
 
 
 class _Records:
-    """Seals frames that were changed on the way out."""
+    """Changes frames before it seals them."""
 
     def __init__(self, vice: Vice, inner: Any) -> None:
         self._vice = vice
@@ -258,7 +258,7 @@ class _Client(DmsgClient):
 
 
 class _End(Protocol):
-    """What a dishonest program does with a transport: writes, reads or not, ends in some way or not at all."""
+    """A dishonest program's end of a transport: writes, reads or not, ends in some way or not at all."""
 
     def __init__(self, peer: BadPeer) -> None:
         self.peer = peer
@@ -293,9 +293,9 @@ class _End(Protocol):
 
 
 class BadPeer:
-    """A dishonest program and its machine; ``victims`` are the keys that it knows of.
+    """A dishonest program and its machine; ``victims`` are the keys it knows.
 
-    A friend behaves for the first seconds. A ``double`` has the key and the tokens of another one.
+    A friend behaves for the first seconds. A ``double`` has the key and the tokens of another peer.
     """
 
     def __init__(
@@ -315,7 +315,7 @@ class BadPeer:
         if double is not None:
             self.vice.tokens = double.vice.tokens
         self.friend = friend
-        #: By the tokens of transports of others, which are no secret.
+        #: Transports of others by token; tokens are no secret.
         self.stolen: dict[bytes, Any] = {}
         self.machine: Machine
         self.client: _Client | None = None
@@ -325,7 +325,7 @@ class BadPeer:
         self._gone = self._rests = False
 
     def start(self) -> None:
-        """A new life."""
+        """Begin a new life."""
         self._gone = self._rests = False
         self._lives += 1
         world, random = self.world, self.random
@@ -409,7 +409,7 @@ class BadPeer:
     def _resume(self, session: ServerSession) -> None:
         random = self.random
         count = random.choice([0, 0, 4, 1_000, 1 << 63, (1 << 64) - 1])
-        # The last end is the one that was asked.
+        # The last end is the one that was called.
         known = [(token, ends[-1].transport) for token, ends in self.stolen.items() if not ends[-1].fate.lost]
         if known and random.random() < 0.5:
             token, transport = random.choice(known)

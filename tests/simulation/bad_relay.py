@@ -1,4 +1,4 @@
-"""A relay that an intruder owns: it does to what it carries whatever a relay can do, as chance has it."""
+"""A relay that an intruder owns: it attacks its traffic at random in every way a relay can."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from dmsg.testing.hostile import HostileRelay, HostileSwitch, RelayFrame
 from tests.simulation.machine import Machine
 from tests.simulation.world import RELAY_PORT, Relay, World
 
-#: What becomes of the two directions of a transport, each as if the other were another one's.
+#: Fates of the two directions of a transport, independent of each other.
 FATES: Final = ("stall", "cut", "split", "split", "mangle", "mangle", "slow", "noise", "deaf")
-#: What is done to one frame.
+#: Attacks on one frame.
 DEEDS: Final = (
     "drop",
     "repeat",
@@ -51,7 +51,7 @@ DEEDS: Final = (
     "close",
     "acknowledge",
 )
-#: What is done to a client, whatever it does.
+#: Attacks on a client, whatever it does.
 ATTACKS: Final = (
     "strays",
     "replay",
@@ -67,13 +67,13 @@ ATTACKS: Final = (
     "mute",
     "ask",
 )
-#: How a REQUEST is answered instead of being passed on.
+#: Answers to a REQUEST instead of passing it on.
 ANSWERS: Final = ("silence", "refuse", "accept", "echo", "another", "twice", "unknown", "slow")
 _REMEMBERED: Final = 300
 
 
 class Intruder:
-    """Who owns the relay: decides what becomes of each frame."""
+    """The owner of the relay: decides the fate of each frame."""
 
     def __init__(self, world: World, random: Random) -> None:
         self.world = world
@@ -84,7 +84,7 @@ class Intruder:
         self._fates: dict[tuple[PublicKey, int], list[Any]] = {}
         self._held: dict[tuple[PublicKey, int], RelayFrame] = {}
         self._mute: set[PublicKey] = set()
-        # Some kinds in each run, so that no kind hides what another one would have shown.
+        # Only some kinds in each run, so that no kind hides faults that another kind would show.
         self.fates = self._some(FATES)
         self.deeds = self._some(DEEDS)
         self.attacks = self._some(ATTACKS)
@@ -103,7 +103,7 @@ class Intruder:
     # --- frames on their way ---------------------------------------------------------------------------------------------
 
     def treat(self, frame: RelayFrame) -> list[RelayFrame]:
-        """What is sent instead of ``frame``."""
+        """The frames to send instead of ``frame``."""
         if not self.active:
             return [frame]
         if frame.to in self._mute:
@@ -146,7 +146,7 @@ class Intruder:
         return []
 
     def _deaf(self, frame: RelayFrame) -> list[RelayFrame]:
-        """What acknowledges does not arrive."""
+        """Acknowledgements do not arrive."""
         return [frame] if frame.kind == FWD else []
 
     def _cut(self, frame: RelayFrame) -> list[RelayFrame]:
@@ -155,7 +155,7 @@ class Intruder:
         return [self._closed(frame)] if self.random.random() < 0.7 else []
 
     def _split(self, frame: RelayFrame) -> list[RelayFrame]:
-        """This end is told of an end, and what it has sent arrives at the other all the same, later."""
+        """One end is told that the transport has ended; its earlier data still reaches the other end, later."""
         self._slow_other(frame)
         self._fates[frame.to, frame.transport_id] = ["stall", 0]
         return [self._closed(frame)]
@@ -177,7 +177,7 @@ class Intruder:
         return replace(frame, kind=CLOSE, payload=(bytes((code,)) + random.randbytes(40))[:size])
 
     def _mangle(self, frame: RelayFrame) -> list[RelayFrame]:
-        """One frame, and then the rest as it is."""
+        """Alter one frame, and pass the rest unchanged."""
         del self._fates[frame.to, frame.transport_id]
         return self._do(frame)
 
@@ -185,7 +185,7 @@ class Intruder:
         return self._do(frame) if self.random.random() < 0.1 else [frame]
 
     def _slow(self, frame: RelayFrame) -> list[RelayFrame]:
-        # In order: that alone is nothing to complain of.
+        # In order, which alone is no offence.
         fate = self._fates[frame.to, frame.transport_id]
         if len(fate) < 3:
             fate.append(self.random.choice([0.1, 0.2, 0.3, 0.5, 3.0]))
@@ -193,7 +193,7 @@ class Intruder:
         return []
 
     def _do(self, frame: RelayFrame) -> list[RelayFrame]:
-        """Something to one frame."""
+        """Alter one frame in some way."""
         random, payload = self.random, frame.payload
         deed = random.choice(self.deeds)
         self.world.note(f"{deed}: {frame.kind:x} of {frame.transport_id} to {str(frame.to)[:8]}")
@@ -249,7 +249,7 @@ class Intruder:
         return None if leg is None else replace(frame, to=leg.other.member.remote, transport_id=leg.other.id)
 
     def end_all(self) -> None:
-        """Every transport is closed, and no other is let through."""
+        """Close every transport, and let no further ones through."""
         self.answers, self.answering = ("silence", "unknown"), 1.0
         for member in list(self.service.switch.members.values()):
             for transport_id in list(member.legs):
@@ -258,7 +258,7 @@ class Intruder:
     # --- requests ----------------------------------------------------------------------------------------------------------
 
     def answer(self) -> str:
-        """How the next REQUEST is answered; "" as an honest relay does."""
+        """The answer to the next REQUEST; "" for that of an honest relay."""
         return self.random.choice(self.answers) if self.active and self.random.random() < self.answering else ""
 
     # --- attacks -----------------------------------------------------------------------------------------------------------
@@ -313,7 +313,7 @@ class Intruder:
         self.service.write(member, b"".join(frames))
 
     def _do_ask(self, member: Member) -> None:
-        """In the name of another client, in the clear."""
+        """Send a request in the clear in the name of another client."""
         for one in list(self.service.switch.members.values()):
             transport_id = self.random.randrange(1 << 15) * 2 + 1
             keys = one.remote.raw + member.remote.raw
@@ -346,7 +346,7 @@ class Intruder:
         cast(Any, member.owner).transport.abortConnection()
 
     def _do_mute(self, member: Member) -> None:
-        """Nothing is sent to this client for a while, or ever."""
+        """Send nothing to this client for a while, or for ever."""
         self._mute.add(member.remote)
         self.later(self.random.choice([2.0, 30.0, 1e6]), self._mute.discard, member.remote)
 
@@ -418,7 +418,7 @@ class BadService(HostileRelay):
             self.write(member, encode_frame(frame.kind, frame.transport_id, frame.payload))
 
     def write(self, member: Member, plaintext: bytes) -> None:
-        """Send frames, or what should be."""
+        """Send frames, or what passes for frames."""
         if member.owner is not None:
             self.write_bytes(member, cast(Any, member.records).inner.seal(plaintext))
 

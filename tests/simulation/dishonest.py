@@ -1,4 +1,4 @@
-"""Runs in which some parties are dishonest: a relay or two, peers, and discovery. What is promised to the honest is checked."""
+"""Runs with dishonest parties: a relay or two, peers, and discovery. Checks the promises to the honest ones."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ from tests.simulation.programs import SERVICE, Program, Programs
 from tests.simulation.run import Outcome
 from tests.simulation.world import RELAY_PORT, Stuck, World
 
-#: What one read may bring beyond a limit.
+#: Bytes by which one read may exceed a limit.
 _READ_BYTES: Final = 256 * 1024
-#: After a lie of discovery's about what it was told, a client looks again within this time.
+#: Seconds within which a client looks again after discovery lied about a post.
 _LOOKS_AGAIN_S: Final = 330.0
-#: How long an honest client takes to get a session with an honest relay beside others: it pauses for up to a minute.
+#: Seconds within which an honest client gets a session with an honest relay among others: it pauses for up to a minute.
 _SESSION_S: Final = 75.0
 #: Longer than a transport waits for another path.
 _GRACE_S: Final = 45.0
-#: An offer that nobody goes on with is over by then.
+#: Seconds after which an abandoned offer has ended.
 _REST_S: Final = 20.0
-#: What an end writes, at most.
+#: Most bytes that an end writes.
 _MOST_WRITTEN: Final = 60_000
-#: No table of an honest party has more: what is remembered of others is limited.
+#: Most entries in a table of an honest party: what it remembers of others is limited.
 _TABLE_LIMIT: Final = 8_192
 
 
@@ -65,23 +65,23 @@ class DishonestWorld(World):
         return discovery(self.liar, machine)
 
     def add_bad_relay(self, *, extended: bool) -> None:
-        """One relay more that an intruder owns."""
+        """Add a relay that an intruder owns."""
         relay = BadRelay(self, 100 + len(self.bad_relays), extended=extended)
         self.bad_relays.append(relay)
         self.network.set_path(relay.host, RELAY_PORT, Path(relay.delay_s))
 
 
 class HonestEnd(End):
-    """An end of an honest program. What it reads is looked at if it is sealed and the peer is honest, too."""
+    """An end of an honest program. Its data is checked if it is sealed and the peer is honest, too."""
 
     owner: HonestPrograms
-    #: Whether nobody in between can have changed anything.
+    #: Whether nobody in between can have changed data.
     trusts = False
     token = b""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        #: The relays that it is known to have gone through.
+        #: The relays it is known to have used.
         self.relays: set[PublicKey] = set()
 
     def connectionMade(self) -> None:
@@ -122,7 +122,7 @@ class HonestEnd(End):
             super()._meet(number)
 
     def _find_peer(self) -> None:
-        """By the token, which both ends know: also if nothing ever came."""
+        """Find the peer by the token, which both ends know even if no data came."""
         if self.peer is None and self.trusts:
             others = [one for one in self.owner.by_token[self.token] if one is not self]
             if len(others) == 1 and others[0].machine.name.startswith(
@@ -139,7 +139,7 @@ class HonestEnd(End):
         fate, peer, cause = self.fate, self.peer, getattr(self.fate.lost[0].value, "cause", None)
         if self.trusts and isinstance(cause, IntegrityError) and not self.relays & self.owner.bad_relays:
             self.violation("a fault of integrity through honest relays")
-        # One that does not read is told later that its transport is over.
+        # An end that does not read learns later that its transport has ended.
         stays = peer is not None and not (peer.left or peer.fate.ended or peer.fate.lost or peer.transport.is_over)
         if stays and isinstance(cause, Refused) and not (fate.ended or fate.closed):
             self.violation(f"told that the peer has ended it, which it has not; {peer}")
@@ -152,12 +152,12 @@ class HonestEnd(End):
         if not fate.lost or peer is None or fate.aborted or not fate.lost[0].check(ConnectionDone):
             return
         ended_by_peer = (self.habits.producer or self.habits.echoes) and not self.habits.half_closeable
-        # What came and waits for its reader counts as taken.
+        # Data that waits for its reader counts as taken.
         if peer.fate.received != fate.written and peer.reads_always and not ended_by_peer:
             self.violation(f"told a clean end, and the peer has not read all; {peer.told()}")
 
     def check_counts(self) -> None:
-        """See :class:`End`; what waits is limited, whoever the peer is."""
+        """See :class:`End`; waiting data is limited, whoever the peer is."""
         super().check_counts()
         stream, waits = self.transport.stream, self.transport.unread_bytes  # type: ignore[union-attr]
         config = self.owner.configs[self.machine.name.partition(".")[0]]
@@ -173,15 +173,15 @@ class HonestPrograms(Programs):
     def __init__(self, world: DishonestWorld, clients: int) -> None:
         super().__init__(world, clients)
         self.bad: list[BadPeer] = []
-        #: How many of the transports are long streams.
+        #: Share of transports that are long streams.
         self.streaming = self.random.choice([0.1, 0.7])
         self.by_token: dict[bytes, list[HonestEnd]] = {}
         self.bad_relays: set[PublicKey] = {relay.public_key for relay in world.bad_relays}
-        #: The tokens of transports that somebody has asked for, and whose answers have opened.
+        #: The tokens of transports that were requested and whose answers opened.
         self.asked: set[bytes] = set()
         random = self.random
         for program in self.all:
-            # With fewer relays than that a client may have none that is honest.
+            # With fewer relays a client might have no honest one.
             needed = random.choice([None, 2, 3]) if len(world.bad_relays) < 2 else 3
             security = random.choice([Security.PREFER, Security.E2E])
             program.kind = replace(program.kind, min_servers=needed, security=security)
@@ -196,7 +196,7 @@ class HonestPrograms(Programs):
         return end
 
     def _habits(self) -> Habits:
-        # What is dishonest shows in few bytes as well as in many.
+        # A few bytes show dishonesty as well as many.
         drawn = Habits.drawn(self.random, streaming=self.streaming)
         if self.random.random() < 0.2:
             drawn = replace(drawn, pauses_at=0, pauses_for_s=10.0)
@@ -211,7 +211,7 @@ class HonestPrograms(Programs):
         program.dial(random.choice(others), self._habits(), SERVICE if random.random() < 0.3 else "", **how)
 
     def check_counts(self) -> None:
-        """See :class:`Programs`; what strangers can fill is limited."""
+        """See :class:`Programs`; tables that strangers can fill are limited."""
         super().check_counts()
         for program in self.all:
             client = program.client
@@ -221,7 +221,7 @@ class HonestPrograms(Programs):
 
 
 def over_limits(client: DmsgClient) -> list[str]:
-    """Which limits ``client`` does not keep."""
+    """The limits that ``client`` exceeds."""
     config, texts = client.config.connection, []
     for session in client.pool.sessions.values():
         connection = session.connection
@@ -290,7 +290,7 @@ class _Run(honest._Run):
                 for relay in world.bad_relays:
                     relay.intruder.end_all()
                 self._advance(_GRACE_S)
-            self.faults.end()  # and the honest relays are there again
+            self.faults.end()  # and the honest relays are back
             if alone:
                 self._advance(random.choice([1.0, 10.0]))
             world.liar.active = False
@@ -305,7 +305,7 @@ class _Run(honest._Run):
         self._stop()
 
     def _stand_beside(self) -> None:
-        """The dishonest go on; the honest reach each other all the same, and what goes through an honest relay arrives."""
+        """The dishonest go on; the honest still reach each other, and data through an honest relay arrives."""
         world, programs = self.world, self.programs
         bad = programs.bad_relays
         self._advance(_SESSION_S)
@@ -354,7 +354,7 @@ class _Run(honest._Run):
                 self.world.violation(f"{machine} holds {size} of {name}")
 
     def _part(self) -> None:
-        """The dishonest do nothing more, and then are gone."""
+        """The dishonest stop acting, and then disappear."""
         self.world.note("the dishonest rest")
         for peer in self.world.bad_peers:
             peer.rest()

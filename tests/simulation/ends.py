@@ -1,4 +1,4 @@
-"""The ends of transports: protocols that write, read, pause and close as chance has it, and note what happens to them."""
+"""The ends of transports: protocols that write, read, pause and close at random, and record what happens to them."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from dmsg.mux.core.errors import DeadlineExceeded, Refused
 from tests.simulation.machine import Machine
 from tests.simulation.world import Wanted, World, is_documented
 
-#: What is written is a piece of this, from a place that depends on the number of the end, behind that number.
+#: Source of written data: an end writes its number, then this text from a place that depends on the number.
 _TEXT: Final = Random(0).randbytes(1 << 18)
 _HEAD_BYTES: Final = 4
-#: What the peer of a steady end writes.
+#: Bytes that the peer of a steady end writes.
 ANSWER_BYTES: Final = 30_000
 
 
@@ -37,7 +37,7 @@ def content(number: int, start: int, size: int) -> bytes:
 
 @dataclass
 class Habits:
-    """What an end does. Sizes are bytes written or read."""
+    """The behaviour of an end. Sizes are bytes written or read."""
 
     total: int = 1000
     piece: int = 1000
@@ -45,23 +45,23 @@ class Habits:
     producer: str = ""  # "", "push" or "pull"
     half_closeable: bool = False
     closes: str = "lose"  # when all is written: "lose", "half", "never" or "abort"
-    gives_up_at: int | None = None  # read so much, then ...
+    gives_up_at: int | None = None  # after reading this much ...
     gives_up_by: str = "lose"  # "lose", "abort", "half", "raise" or "stop"
-    pauses_at: int | None = None  # reads nothing for a while after so much
+    pauses_at: int | None = None  # reads nothing for a while after this much
     pauses_for_s: float = 1.0
-    gulp: int | None = None  # reads nothing for a while after each so much
+    gulp: int | None = None  # reads nothing for a while each time after this much
     gulp_s: float = 1.0
     closes_on_resume: bool = False
     dials_when_lost: bool = False
     echoes: bool = False  # writes what it reads, and nothing else
     at_once: str = ""  # what is done in connectionMade: "lose", "abort", "half" or nothing
     deadline_s: float | None = None  # for reading and writing
-    meddles: bool = False  # gives up a dial or another transport of its program, when it begins or is told to write on
+    meddles: bool = False  # gives up a dial or another transport of its program, when it begins or may write again
     is_steady: bool = False
 
     @classmethod
     def drawn(cls, random: Random, *, streaming: float = 0.3) -> Habits:
-        """Some habits; ``streaming`` is how many are those of a long stream."""
+        """Random habits; ``streaming`` is the share of long streams."""
         if random.random() < streaming:
             return cls.streaming(random)
         total = random.choice([0, random.randrange(100), random.randrange(1_000), random.randrange(30_000)])
@@ -96,7 +96,7 @@ class Habits:
 
     @classmethod
     def streaming(cls, random: Random) -> Habits:
-        """Writes for long, whatever happens on the way."""
+        """Writes for long, whatever happens."""
         return cls(
             total=random.choice([20_000, 400_000]),
             piece=random.choice([300, 4_000]),
@@ -124,7 +124,7 @@ class Habits:
 
 @implementer(IPushProducer, IPullProducer)
 class _Producer:
-    """Writes for an end when it is told to."""
+    """Writes for an end on demand."""
 
     def __init__(self, end: End, *, pulled: bool) -> None:
         self.end = end
@@ -150,7 +150,7 @@ class _Producer:
 
 @dataclass
 class Fate:
-    """How far an end came, kept beyond its life."""
+    """The progress of an end, kept beyond its life."""
 
     written: int = 0
     received: int = 0
@@ -191,11 +191,11 @@ class End(Protocol):
         return f"<end {self.number} of {self.machine.name}>"
 
     def violation(self, text: str) -> None:
-        """A promise to this end was broken."""
+        """Report a broken promise to this end."""
         self.world.violation(f"{self}: {text}; {self.told()}")
 
     def told(self) -> str:
-        """How far it came, for people."""
+        """Its progress, for people."""
         fate, peer = self.fate, self.peer
         lost = ", ".join(repr(one.value) for one in fate.lost) or "open"
         text = f"{self} {self.habits} wrote {fate.written}, read {fate.received}, {lost}"
@@ -293,7 +293,7 @@ class End(Protocol):
         if not (known or isinstance(value, ConnectionDone | ConnectionAborted | Wanted)):
             self.violation(f"an end for a reason that is not documented: {value!r}")
         lasts = self.sealed and self.world.gentle and not self.fate.stopped
-        # One that is over cannot tell the other, which may have no path. It is the first that has to have a reason.
+        # An ended side cannot tell the other, which may have no path. Only the first to end needs a reason.
         lasts = lasts and self.peer is not None and not self.peer.broke_off and not self.peer.fate.lost
         if lasts and isinstance(value, TransportLost) and not isinstance(value.cause, Refused | DeadlineExceeded):
             self.violation("an end-to-end transport was lost")
@@ -309,25 +309,25 @@ class End(Protocol):
 
     @property
     def broke_off(self) -> bool:
-        """Whether it ended of itself, and not in order: without a path, the peer cannot be told."""
+        """Whether it ended by itself, and not in order: without a path, the peer cannot be told."""
         fate = self.fate
         late = any(isinstance(getattr(one.value, "cause", None), DeadlineExceeded) for one in fate.lost)
         return late or fate.aborted or fate.raised or fate.stopped or self.machine.is_off
 
     @property
     def is_clean(self) -> bool:
-        """Whether it was told a clean end that it has not made itself."""
+        """Whether it was told a clean end that it did not make itself."""
         if self.world.protocol == MESSAGING:
-            return False  # there an orderly end cannot be told from a cut
+            return False  # an orderly end looks like a cut there
         return bool(self.fate.lost and self.fate.lost[0].check(ConnectionDone)) and not self.fate.aborted
 
     def _check_clean(self) -> None:
-        """An end that has not closed, and is told that all is well, has all there was."""
+        """An end that has not closed and is told of a clean end has received everything."""
         if self.is_clean and not self.left and self.peer is not None and self.fate.received != self.peer.fate.written:
             self.violation(f"told a clean end, and has not all the peer wrote; {self.peer.told()}")
 
     def check_counts(self) -> None:
-        """What waits to be read is counted, whatever paths there were, and is no more than the peer may send."""
+        """Unread data is counted, over any paths, and is no more than the peer may send."""
         if not self.sealed or self.transport.state not in IN_USE or self.transport.detached:
             return
         stream, waits = self.transport.stream, self.transport.unread_bytes
@@ -339,13 +339,13 @@ class End(Protocol):
                 self.violation(f"{waits} bytes wait to be read, and the window is {window}")
 
     def check_pair(self) -> None:
-        """When both are over: an end that was told that the peer has all is right, if the peer has read on."""
+        """Once both have ended: an end that was told that the peer has everything is right, if the peer kept reading."""
         if not self.fate.lost or self.peer is None or self.peer.left:
             return
         fate, peer = self.fate, self.peer
         if self.habits.producer and not self.habits.half_closeable and peer.fate.ended:
-            return  # as with TCP, the end of the peer's half ends a protocol that knows no halves
-        # One that neither reads nor writes is told at once, and never gets what waits for it.
+            return  # as with TCP, the peer's half-close ends a protocol without half-close
+        # An end that neither reads nor writes is told at once, and never gets its waiting data.
         told_at_once = not peer.is_clean and peer.habits.producer and (peer.habits.echoes or not peer.reads_always)
         if (self.is_clean or fate.told_peer_has_all) and peer.fate.received != fate.written and not told_at_once:
             self.violation(f"told that the peer has all, which it has not; {peer.told()}")
@@ -354,7 +354,7 @@ class End(Protocol):
 
     def _meet(self, number: int) -> None:
         if number == self.number:
-            return  # an echo, which knows whose it is
+            return  # an echo, which knows its peer
         peer = self.owner.ends.get(number)
         if peer is None or (peer.peer is not None and peer.peer is not self):
             self.violation(f"bytes of end {number} came")
@@ -381,7 +381,7 @@ class End(Protocol):
         fate = self.fate
         if fate.ended or fate.aborted or fate.raised or fate.lost:
             return False
-        # A close waits for a producer that writes when it is told to.
+        # A close waits for a producer that writes on demand.
         return not fate.closed or (self.producer is not None and self.transport.state is TransportState.FINISHING)
 
     def _write(self) -> None:
@@ -395,12 +395,12 @@ class End(Protocol):
                 return
 
     def _write_piece(self) -> bool:
-        """Write what comes next; whether there is more."""
+        """Write the next piece; gives whether there is more."""
         if not self._may_write:
             self._written_all()
             return False
         if self.transport.disconnecting and self.transport.state not in WRITABLE:
-            self._written_all()  # as with TCP, the end of the peer's half ends a protocol that knows no halves
+            self._written_all()  # as with TCP, the peer's half-close ends a protocol without half-close
             return False
         size = min(self.habits.piece, self.habits.total - self.fate.written)
         if size > 0:
@@ -473,7 +473,7 @@ class End(Protocol):
         self.transport.set_deadline(self.machine.seconds() + after_s)
 
     def act(self, how: str) -> None:
-        """Do something of a sudden: "lose", "half" or "abort", or set a "deadline"."""
+        """Suddenly "lose", "half" or "abort", or set a "deadline"."""
         if self.made and not self.fate.lost and not self.machine.is_off:
             if how == "deadline":
                 self.set_deadline(0.05)
@@ -482,7 +482,7 @@ class End(Protocol):
 
     @property
     def waits_to_write(self) -> bool:
-        """Whether it has more to write, and its producer was told to wait."""
+        """Whether it has more to write and its producer is paused."""
         waits = self.producer is not None and (self.producer.paused or self.producer.pulled)
         return waits and self._may_write and not self._waits and self.fate.written < self.habits.total
 

@@ -1,4 +1,4 @@
-"""What goes wrong in the simulated network, and when."""
+"""The faults of the simulated network, and their times."""
 
 from __future__ import annotations
 
@@ -36,30 +36,30 @@ ALL: Final = (
     "hold",
     "burst",
 )
-#: Those of networks in which transports move.
+#: Faults of networks in which transports move.
 OF_MOVING: Final = frozenset({"both_cut", "leave", "hold", "burst"})
-#: How much oftener some are than others.
+#: Weights of faults that are more frequent than others.
 _WEIGHTS: Final = {"cut": 4, "half_cut": 3, "late_cut": 3, "cuts": 2, "race": 4, "freeze": 2, "path": 2} | {
     "both_cut": 3,
     "leave": 8,
     "hold": 8,
     "burst": 3,
 }
-#: How long many cuts go on; no transport may be lost for them.
+#: Duration of many cuts, for which no transport may be lost.
 _CUTS_S: Final = 6.0
-#: By how much later one end of a connection knows of a cut than the other, at most.
+#: Longest time by which one end of a connection learns of a cut later than the other.
 _LATER_S: Final = 6.0
 _LITTLE_LATER_S: Final = 0.5  # when no transport may be lost for it
-#: How far relays are at most when nothing goes wrong.
+#: Greatest delay to a relay while nothing goes wrong.
 _CALM_DELAY_S: Final = 0.15
-#: Those that cost no transport that is end-to-end.
+#: Faults that cost no end-to-end transport.
 GENTLE: Final = frozenset({"cut", "half_cut", "late_cut", "cuts", "race", "clock", "discovery"}) | OF_MOVING
-#: Those that cost no more than a path.
+#: Faults that cost no more than a path.
 OF_PATHS: Final = frozenset({"cut", "half_cut", "late_cut", "cuts", "race", "freeze", "path"})
 
 
 class Faults:
-    """Makes faults of ``kinds`` while there is a storm."""
+    """Makes faults of ``kinds`` during a storm."""
 
     def __init__(self, world: World, programs: Programs, kinds: tuple[str, ...] = ALL) -> None:
         self._world = world
@@ -72,19 +72,19 @@ class Faults:
         self._leaving: set[End] = set()
 
     def begin(self, every_s: float) -> None:
-        """A fault about every ``every_s`` from now on."""
+        """Make a fault about every ``every_s`` from now on."""
         self._storm, self._every_s = bool(self._kinds), every_s
         if self._storm:
             self._next()
 
     def end(self) -> None:
-        """No faults from now on, and those that last are over."""
+        """Make no more faults, and end those that last."""
         self._storm = False
         world = self._world
         world.discovery_state = "answers"
         world.clock_offset_s = 0.0
         for relay in world.relays:
-            # Over the longest, a handshake behind a transfer takes longer than it may.
+            # Over the longest path, a handshake behind a transfer would exceed its timeout.
             world.network.set_path(relay.host, RELAY_PORT, Path(min(relay.delay_s, _CALM_DELAY_S)))
             relay.start()
         world.end_silence()
@@ -103,13 +103,13 @@ class Faults:
     # --- of networks in which transports move ----------------------------------------------------------------------------
 
     def _moving_end(self) -> End | None:
-        """An end whose transport may move: that which looks for other paths."""
+        """An end whose transport may move: the side that looks for other paths."""
         ends = [end for end in self._programs.open_ends() if end.sealed and not end.machine.is_stopping]
         ends = [end for end in ends if end.peer is not None and end.transport.stream.initiator]
         return self._random.choice(ends) if ends else None
 
     def _pipes_of(self, end: End) -> list[Pipe]:
-        """The connections that the transport of ``end`` goes over, at this end of it."""
+        """The connections of the transport of ``end``, on this side."""
         server = end.transport.getHost().server_public_key
         hosts = {relay.host for relay in self._world.relays if relay.service is not None and relay.key == server}
         return [pipe for pipe in end.machine.open_pipes() if pipe.b.getHost().host in hosts and not pipe.frozen]
@@ -122,8 +122,8 @@ class Faults:
             self._cut_machine(end.peer.machine)
 
     def _leave(self) -> None:
-        """A transport moves twice. What was sent on its first path, or on the second, still arrives, and perhaps later than
-        what is sent on the one after.
+        """A transport moves twice. Data sent on its first or second path still arrives, perhaps later than data sent on the
+        following path.
         """
         end, random = self._moving_end(), self._random
         if end is None or end.peer is None or end in self._leaving:
@@ -145,7 +145,7 @@ class Faults:
         self._leave_again(end, path, frozen, pause_s, 500)
 
     def _leave_now(self, end: End) -> None:
-        """Break the connection of ``end`` at its own end; what was sent arrives, and then the news."""
+        """Break the connection of ``end`` on its side; sent data still arrives, and then the loss."""
         if self._storm and not end.machine.is_off:
             for pipe in self._pipes_of(end):
                 pipe.a.connectionLost(Failure(ConnectionLost()))
@@ -165,7 +165,7 @@ class Faults:
             self._later(pause_s, self._leave_now, end=end)
 
     def _hold(self) -> None:
-        """A relay holds back what goes to one end, and the other end moves: both paths come in one read."""
+        """A relay holds back the data for one end, and the other end moves: data of both paths arrives in one read."""
         end, random = self._moving_end(), self._random
         if end is None or end.peer is None:
             return
@@ -176,7 +176,7 @@ class Faults:
             self._later(random.choice([0.0, 0.1, 0.3]), self._leave_now, end=end)
 
     def _hold_back(self, server: PublicKey, to: End, before: bool | None) -> None:
-        """Let the relay ``server`` hold back what goes to ``to``: all, or what is to come ``before`` or behind new paths."""
+        """Let the relay ``server`` hold back data for ``to``: all, or data to arrive ``before`` or after that of new paths."""
         client = to.transport.getHost().public_key
         for relay in self._world.relays:
             service = relay.service
@@ -213,7 +213,7 @@ class Faults:
             pipe.cut()
 
     def _half_cut(self) -> None:
-        """One end of a connection knows that it broke, and the other, to which nothing comes any more, a little later."""
+        """One end of a connection learns that it broke; the other end gets nothing any more, and learns it a little later."""
         pipes, random = self._pipes(), self._random
         if not pipes:
             return
@@ -226,7 +226,7 @@ class Faults:
         self._later(later_s, self._cut_later, pipe=pipe)
 
     def _late_cut(self) -> None:
-        """A connection breaks as soon as data has come, and before anything that is said to it leaves."""
+        """A connection breaks as soon as data has arrived, before any answer leaves."""
         pipes, random = self._pipes(), self._random
         if not pipes:
             return
@@ -242,7 +242,7 @@ class Faults:
         pipe.cut_size = cut_size
 
     def _cuts(self) -> None:
-        """Whatever connection one client has breaks soon after it was made, for a while. With two such, none would be found."""
+        """For a while, every connection of one client breaks soon. Two such clients would never find each other."""
         random, now = self._random, self._world.clock.seconds()
         if now < self._cuts_until:
             return
@@ -262,7 +262,7 @@ class Faults:
         next_cut()
 
     def _race(self) -> None:
-        """The connection that a sealed transport goes over breaks, and then an end does something or the next one breaks."""
+        """The connection of a sealed transport breaks, and then an end acts or the next connection breaks."""
         random, programs = self._random, self._programs
         ends = [end for end in programs.open_ends() if end.sealed and not end.machine.is_stopping]
         if not ends:
@@ -297,7 +297,7 @@ class Faults:
         return [pipe for pipe in self._world.network.pipes if not pipe.closed and not pipe.frozen]
 
     def _freeze(self) -> None:
-        """A connection is silent for a while, and then goes on or breaks."""
+        """A connection is silent for a while, and then resumes or breaks."""
         pipes = self._pipes()
         if not pipes:
             return
@@ -321,7 +321,7 @@ class Faults:
             pipe.cut()
 
     def _path(self) -> None:
-        """The way to a relay is another one for a while."""
+        """The path to a relay changes for a while."""
         world, random = self._world, self._random
         relay = random.choice(world.relays)
         path = Path(
@@ -356,7 +356,7 @@ class Faults:
         self._world.note("discovery answers")
 
     def _client_killed(self) -> None:
-        """A client's machine dies, and comes back without knowing anything."""
+        """A client's machine dies, and comes back without any memory."""
         program = self._random.choice(self._programs.all)
         if program.client is not None:
             program.kill(silently=self._random.random() < 0.5)
@@ -369,7 +369,7 @@ class Faults:
             self._programs.stop_client(program.machine)
 
     def _clock(self) -> None:
-        """The clocks on the wall are set."""
+        """The wall clocks are set."""
         world = self._world
         world.clock_offset_s = self._random.choice([-400.0, -5.0, -0.01, 0.0, 5.0, 400.0])
         world.note(f"clocks are {world.clock_offset_s:g} s off")

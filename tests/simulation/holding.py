@@ -1,4 +1,4 @@
-"""A relay that holds frames back, and lets them out with later ones: so one read brings frames of two paths of a transport."""
+"""A relay that holds frames back and sends them with later ones, so that one read has frames of two paths of a transport."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from dmsg.serving.events import SwitchEvent
 class Hold:
     """The frames that a client does not get yet: those of some transports, or all.
 
-    What is held of some goes out with the first data of another transport once one of them has ended, ``before`` it or behind.
+    Once one of some transports has ended, their frames go out with the first data of another transport, ``before`` or after
+    it.
     """
 
     ids: frozenset[int] | None
@@ -47,11 +48,11 @@ class Tap(RecordLayer):
         return self.inner.near_exhaustion
 
     def open(self, data: bytes | memoryview) -> list[bytes]:
-        """What the client sends is taken as it is."""
+        """The client's data passes unchanged."""
         return self.inner.open(data)
 
     def seal(self, plaintext: bytes, limit: int = RECORD_PLAINTEXT_LIMIT_BYTES) -> bytes:
-        """What goes to the client, but for what is held back."""
+        """Data for the client, except frames that are held back."""
         hold = self.hold
         if hold is None:
             return self.inner.seal(plaintext, limit)
@@ -91,7 +92,7 @@ class HoldingRelay(DmsgRelay):
         self.switch = HoldingSwitch(self.limits, random=self._random)
 
     def hold(self, client: PublicKey, *, everything: bool, before: bool) -> Hold | None:
-        """Hold back what goes to ``client`` on the transports that are open now, or everything; ``None`` if it is not here."""
+        """Hold back data for ``client`` on its open transports, or everything; ``None`` if the client is not here."""
         member = self.switch.members.get(client.raw)
         if member is None or not isinstance(member.records, Tap) or member.records.hold is not None:
             return None
@@ -99,7 +100,7 @@ class HoldingRelay(DmsgRelay):
         return hold
 
     def release(self, client: PublicKey, hold: Hold) -> None:
-        """Let out what ``hold`` still keeps."""
+        """Send the frames that ``hold`` still keeps."""
         member = self.switch.members.get(client.raw)
         if member is None or not isinstance(member.records, Tap) or member.records.hold is not hold:
             return

@@ -1,4 +1,4 @@
-"""What relays and clients hold, by name, where it is not nothing: at rest they hold none of it."""
+"""The non-empty tables of relays and clients by name: at rest all of them are empty."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from tests.simulation import tables
 
 Client = DmsgClient | MessagingClient
 
-#: What a service remembers, and goes on remembering when it has stopped: each has a limit of its own, or has one thing for
-#: each relay.
+#: Tables that a service keeps even after it has stopped: each has a limit of its own, or one entry for each relay.
 _REMEMBERED: Final = {
     "Backpressure._held_bytes": "a limit, in fact",
     "ClientRecord._seen": "the relays that there was a session with",
@@ -27,7 +26,7 @@ _REMEMBERED: Final = {
     "_Pins._newest": "how new the entries were that were looked up last; limited",
     "_Table._things": "the entries that were looked up last",
 }
-#: What a service has besides that as long as it runs.
+#: Further tables of a running service.
 _RUNNING: Final = _REMEMBERED | {
     "Connection._late_ids": "transports that ended and whose frames may still come; limited",
     "Crowd._addresses": "the clients that are there",
@@ -61,7 +60,7 @@ _RUNNING: Final = _REMEMBERED | {
 
 
 def of_relay(relay: RelayService) -> dict[str, int]:
-    """What ``relay`` holds for transports and strangers; its clients may be there."""
+    """Data that ``relay`` holds for transports and strangers; its clients may be connected."""
     switch, admission = relay.switch, relay.admission
     members = switch.members.values()
     return _some(
@@ -81,7 +80,7 @@ def of_relay(relay: RelayService) -> dict[str, int]:
 
 
 def of_client(client: Client, *, reads: bool = True) -> dict[str, int]:
-    """What ``client`` holds for transports, peers and attempts; ``reads`` is whether its programs read what there is."""
+    """Data that ``client`` holds for transports, peers and attempts; ``reads`` if its programs read everything."""
     pool, ports = client.pool, client.services.ports()
     held = {
         "transports": len(client.transports),

@@ -18,13 +18,13 @@ _NEVER_S = 1e9
 
 
 class Nothing(Protocol):
-    """What is left of a program that was killed."""
+    """In place of a killed program."""
 
 
 class Machine(MemoryNetwork):
     """One machine's view of ``network``, behind ``link`` if there is one: time, listeners and pipes are the network's.
 
-    It knows which calls are pending here, and which connections are open. ``listens_at`` is the host of a relay.
+    It knows its pending calls and open connections. ``listens_at`` is the host of a relay.
     """
 
     def __init__(self, network: MemoryNetwork, name: str, *, link: Link | None = None, listens_at: str = "") -> None:
@@ -82,7 +82,7 @@ class Machine(MemoryNetwork):
     # --- off ---------------------------------------------------------------------------------------------------------
 
     def switch_off(self, *, silently: bool) -> list[Pipe]:
-        """The program here does nothing more; ``silently``, its connections are not reset. Gives those."""
+        """Stop the program; ``silently``, its connections are not reset. Gives these connections."""
         self.is_off = True
         for key in [key for key, port in self._listeners.items() if port._network is self]:
             del self._listeners[key]

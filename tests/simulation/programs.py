@@ -35,18 +35,18 @@ from tests.simulation.leftovers import Client
 from tests.simulation.machine import Machine
 from tests.simulation.world import Wanted, World, start
 
-#: Services that are listened on beside the default one, which base peers know alone.
+#: A service besides the default one, which is the only one that base peers know.
 SERVICE: Final = "files"
-#: A dial has 10 seconds in all, and stopping 2 for what was written and 10 for discovery that does not answer.
+#: A dial has 10 seconds in all; stopping has 2 for written data and 10 for a silent discovery.
 DIAL_S: Final = 10.5
 STOP_S: Final = 40.0
-#: After a client has stopped, what its network does not take is given up within this time.
+#: Seconds after the stop of a client within which data that its network does not take is given up.
 _LETTING_GO_S: Final = 11.0
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What a client is, in all of its lives."""
+    """The kind of a client, the same in all of its lives."""
 
     security: Security
     extended: bool
@@ -56,7 +56,7 @@ class Kind:
 
     @classmethod
     def drawn(cls, random: Random, world: World) -> Kind:
-        """Some kind, for a client in ``world``."""
+        """A random kind, for a client in ``world``."""
         if world.moving:
             return cls.moving(random, grace_s=30.0 if world.patient else random.choice([30.0, 1.5]))
         security = random.choice([Security.PREFER, Security.PREFER, Security.E2E, Security.HOP])
@@ -80,7 +80,7 @@ class Kind:
 
     @classmethod
     def moving(cls, random: Random, *, grace_s: float) -> Kind:
-        """One whose transports lose their paths with much that is not sent, not read or not acknowledged."""
+        """A kind whose transports lose their paths with much unsent, unread or unacknowledged data."""
         pause = random.choice([100, 2_000, 20_000])
         window = random.choice([3_000, 20_000, 100_000])
         connection = replace(
@@ -99,7 +99,7 @@ class Kind:
 
 
 def drawn_config(random: Random) -> ClientConfig:
-    """A client's configuration: some of its limits so low that they are reached."""
+    """A client's configuration, with some limits low enough to be reached."""
     connection = ConnectionConfig()
     if random.random() < 0.5:
         window = random.choice([5_000, 70_000, 1_000_000])
@@ -157,7 +157,7 @@ class Program:
         self.machine: Machine
         self.lives = 0
         self.stopping: Client | None = None
-        #: The dials that are under way.
+        #: The dials in progress.
         self.asked: list[Deferred[Any]] = []
         self._programs = programs
         self._random = programs.random
@@ -166,7 +166,7 @@ class Program:
     # --- its life --------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """A new life."""
+        """Begin a new life."""
         if self.client is not None or self.stopping is not None:
             return
         self.lives += 1
@@ -192,7 +192,7 @@ class Program:
         """Start a client that has stopped once more."""
         if self.client is not None or self.stopping is not None or self.machine.is_off:
             return
-        if client.reactor is not self.machine:  # that of an earlier life
+        if client.reactor is not self.machine:  # the client of an earlier life
             return
         self.world.note(f"{self.machine} starts again")
         self.world.idle_machines.remove(self.machine)
@@ -277,7 +277,7 @@ class Program:
     def _connect(
         self, client: Client, other: Program, habits: Habits, service: str, how: dict[str, Any]
     ) -> Deferred[Any]:
-        """Dial as programs do that were written for TCP."""
+        """Dial as programs written for TCP do."""
         factory = Factory.forProtocol(lambda: self._programs.new_end(self.machine, habits))
         factory.noisy = False
         address = DmsgAddress(other.key.public_key, service, None, client.scheme)
@@ -313,7 +313,7 @@ class Program:
 
 
 class Programs:
-    """All programs and ends; while there is ``chaos`` they do as chance has it."""
+    """All programs and ends; during ``chaos`` they act at random."""
 
     def __init__(self, world: World, clients: int) -> None:
         self.world = world
@@ -333,11 +333,11 @@ class Programs:
         return end
 
     def open_ends(self) -> list[End]:
-        """Those that live and are not over."""
+        """Ends that are alive and have not ended."""
         return [end for end in self.ends.values() if end.made and not end.fate.lost and not end.machine.is_off]
 
     def end_lost(self, end: End) -> None:
-        """``end`` was told that it is over."""
+        """``end`` was told that it has ended."""
         if end.habits.dials_when_lost and self.chaos:
             self._dial_from(end.machine)
 
@@ -354,7 +354,7 @@ class Programs:
             self.random.choice(others).act("abort")
 
     def begin_calm(self) -> None:
-        """Nothing is done by chance from now on; what goes on goes on."""
+        """Start no more random actions; those in progress continue."""
         self.chaos = False
         for end in self.open_ends():
             end.read_on()
@@ -414,7 +414,7 @@ class Programs:
         self._next_dial(program)
 
     def end_chaos(self) -> None:
-        """Nothing is done by chance from now on; clients that do not run are started, and open ends come to an end."""
+        """Start no more random actions; start stopped clients, and finish open ends."""
         self.chaos = False
         for program in self.all:
             self._again(program)
@@ -440,11 +440,11 @@ class Programs:
 
     @staticmethod
     def _check_over(end: End) -> None:
-        if not end.fate.lost and end.reads:  # one that does not read is told when it does
+        if not end.fate.lost and end.reads:  # an end that does not read is told once it reads
             end.violation("is not over, and its client has stopped")
 
     def check_counts(self) -> None:
-        """What open transports count is right."""
+        """The counters of open transports are right."""
         for end in self.open_ends():
             end.check_counts()
         for program in self.all:
@@ -452,14 +452,14 @@ class Programs:
                 self._check_streams(program.machine, program.client)
 
     def _check_streams(self, machine: Machine, client: DmsgClient) -> None:
-        """No stream is open that was asked for and is not wanted any more."""
+        """No stream is open whose request was given up."""
         for session in client.pool.sessions.values():
             for stream in session.connection.streams.values():
                 if isinstance(stream.owner, PendingRequest) and stream.owner.done.called:
                     self.world.violation(f"{machine} has {stream!r}, and no one wants it")
 
     def check_pairs(self) -> None:
-        """What the two sides of transports were told fits together; all of them are over."""
+        """The two sides of each transport were told matching ends; all transports have ended."""
         for end in self.ends.values():
             end.check_pair()
         self.ends = {end.number: end for end in self.open_ends()}

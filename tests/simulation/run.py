@@ -1,4 +1,4 @@
-"""One run: storms of faults and calms in which the promises are checked, then the end of everything."""
+"""One run: storms of faults, calms in which the promises are checked, and the end of everything."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from tests.simulation.faults import ALL, GENTLE, OF_MOVING, OF_PATHS, Faults
 from tests.simulation.programs import Program, Programs
 from tests.simulation.world import Stuck, World
 
-#: After a storm: every pause that a client keeps before it tries again is over by then.
+#: Seconds after a storm within which every retry delay of a client has passed.
 _RECOVERY_S: Final = 180.0
-#: Connecting and shaking hands take no longer.
+#: Longest time for connecting and the handshake.
 _ATTEMPT_S: Final = 20.0
-#: Within this time each transport goes on that has a path and a peer that reads.
+#: Seconds within which a transport with a path and a reading peer makes progress.
 _PROGRESS_S: Final = 60.0
-#: A steady transfer of a few ten kilobytes takes no longer over the slowest path there is.
+#: Longest time for a steady transfer of a few ten kilobytes over the slowest path.
 _TRANSFER_S: Final = 60.0
-#: After the end, within which every timer that is not periodic comes due.
+#: Seconds after the end within which every timer that is not periodic comes due.
 _AFTERWARDS_S: Final = 600.0
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: what was broken, and all that happened."""
+    """The result of a run: broken promises, and all events."""
 
     seed: int
     violations: list[str]
@@ -65,7 +65,7 @@ class _Run:
         for _ in range(self.random.choice([1, 1, 2, 3, 3, 3]) if world.moving else self.random.randint(1, 4)):
             world.add_relay(extended=self.random.random() < 0.8)
         self.programs = Programs(world, self.random.randint(2, 2 if world.moving else 4))
-        # Some kinds in each run, so that no kind hides what another one would have shown.
+        # Only some kinds in each run, so that no kind hides faults that another kind would show.
         share = 0.2 if world.moving else 0.4
         kinds = tuple(kind for kind in kinds if self.random.random() < share) or kinds
         if world.streaming:
@@ -110,10 +110,10 @@ class _Run:
             self.programs.check_counts()
 
     def _go_on(self) -> None:
-        """Nothing goes wrong any more: who waits to write is told to, sooner or later."""
+        """Without further faults, every end that waits to write is resumed sooner or later."""
         self.world.note("no more faults")
         self.programs.begin_calm()
-        self._advance(1.0)  # those that end with the last faults do
+        self._advance(1.0)  # for ends that the last faults end
         written = {end: end.fate.written for end in self.programs.open_ends() if end.waits_to_write}
 
         def moved() -> bool:
@@ -134,7 +134,7 @@ class _Run:
             if program.client is None or not program.client.pool.sessions:
                 world.violation(f"client {program.number} has no session after the storm")
                 return
-        # An attempt at a relay may be under way at any time, but not always.
+        # An attempt at a relay may be in progress at any time, but not always.
         world.run_until(lambda: not self._held(), _ATTEMPT_S)
         for text in self._held():
             world.violation(text)
@@ -156,7 +156,7 @@ class _Run:
                 end.violation("a steady transfer did not end well")
 
     def _held(self) -> list[str]:
-        """What relays and clients hold that rest, for people."""
+        """Data that relays and clients hold at rest, for people."""
         services: list[tuple[object, dict[str, int]]] = []
         for program in self.programs.all:
             if program.client is not None:
@@ -189,7 +189,7 @@ class _Run:
 
 
 def _described(end: PipeEnd) -> str:
-    """What is left of a connection, for people."""
+    """The rest of a connection, for people."""
     state = "gone" if end.disconnected else f"{end._unsent()} bytes to send, {len(end._wire)} to read"
     return f"{end.protocol} at {end.getHost().host}: {state}"
 

@@ -1,6 +1,6 @@
-"""Every container and count that an object holds, however deep: at rest it is empty or 0, unless it is known why not.
+"""Every container and counter in an object, however deep: at rest it is empty or 0, unless there is a known reason.
 
-The walk finds a table that is added to the code later, too: it has to be empty or explained.
+The walk also finds tables that are added to the code later: they must be empty or explained.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass
 from typing import Final
 
-#: What is followed: the project's own objects, and containers of them.
+#: Prefix of the project's modules, whose objects are followed, as are containers of them.
 _OURS: Final = "dmsg."
 _NOT_OURS: Final = "dmsg.testing."
 _TABLES: Final = (dict, set, list, deque, bytearray)
 
-#: Numbers that count what is held, and not what there was or may be, are called so.
+#: Names of numbers that count what is held now, and not what was or may be held.
 _COUNT: Final = re.compile(
     "_?(queued|pending|under_way|used|control|offered|asking|open|unread|outstanding|waiting|held|unanswered|incoming|dials|count)"
 )
@@ -25,7 +25,7 @@ _COUNT: Final = re.compile(
 def held(root: object, known: Mapping[str, str]) -> dict[str, int]:
     """The containers and counts below ``root`` that are not empty, as ``Class.attribute``, with the sum of each kind.
 
-    ``known`` gives the reason why one may be filled, by such a name. Instead of the class there may be a base class, or the
+    ``known`` gives the reasons why some may be filled, by name. Instead of the class there may be a base class, or the
     attribute that the object was found in.
     """
     found: Counter[str] = Counter()
@@ -52,7 +52,7 @@ def is_count(name: str) -> bool:
 def _size(one: object, name: str, value: object) -> int:
     if isinstance(value, _TABLES):
         return len(value)
-    counts = type(value) is int and is_count(name) and not is_dataclass(one)  # those are configuration, or ranks
+    counts = type(value) is int and is_count(name) and not is_dataclass(one)  # dataclasses are configuration, or ranks
     return abs(value) if counts else 0
 
 
@@ -67,7 +67,7 @@ def _attributes(one: object) -> Iterator[tuple[str, object]]:
 
 
 def _objects(value: object) -> Iterator[object]:
-    """The project's objects that ``value`` is, or that are in it."""
+    """The project's objects in ``value``, itself included."""
     if isinstance(value, dict):
         for pair in value.items():
             yield from _objects(pair)

@@ -13,7 +13,7 @@ from tests.simulation.dishonest import run
 @pytest.mark.parametrize("seed", range(14))
 def test_the_honest_are_kept_their_promises(seed: int, logged_errors: Any) -> None:
     outcome = run(seed)
-    logged_errors.flush()  # what was logged is among the violations, but for what programs raise on purpose
+    logged_errors.flush()  # logged errors are among the violations, except those that programs raise on purpose
     again = f"python -m tests.simulation --trace --dishonest --seeds {seed}"
     assert not outcome.violations, "\n".join([*outcome.violations, again])
 

@@ -1,4 +1,4 @@
-"""Whole networks in virtual time, in which chance decides what programs do and what goes wrong (:doc:`/explanation/fuzzing`)."""
+"""Whole networks in virtual time, with random programs and random faults (:doc:`/explanation/fuzzing`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.simulation.run import run
 _SEEDS = {kind: seed for seed, kind in enumerate(ALL) if kind not in OF_MOVING} | {"clock": 21}
 _ALONE = [pytest.param(seed, (kind,), False, id=kind) for kind, seed in _SEEDS.items()]
 _TOGETHER = [pytest.param(seed, ALL, False, id=f"seed {seed}") for seed in (102, 103, 105)]
-#: Each of these notices other faults in how transports move.
+#: Each of these finds different faults in the moving of transports.
 _MOVING = [
     pytest.param(seed, ALL, True, id=f"moving, seed {seed}")
     for seed in (6204, 6206, 6207, 6208, 6209, 6218, 6221, 6225)
@@ -24,7 +24,7 @@ _MOVING = [
 @pytest.mark.parametrize(("seed", "kinds", "moving"), _ALONE + _TOGETHER + _MOVING)
 def test_the_promises_hold(seed: int, kinds: tuple[str, ...], moving: bool, logged_errors: Any) -> None:
     outcome = run(seed, kinds=kinds, moving=moving)
-    logged_errors.flush()  # what was logged is among the violations, but for what programs raise on purpose
+    logged_errors.flush()  # logged errors are among the violations, except those that programs raise on purpose
     again = f"python -m tests.simulation --trace --seeds {seed} --only {','.join(kinds)}{' --moving' * moving}"
     assert not outcome.violations, "\n".join([*outcome.violations, again])
 

@@ -1,4 +1,4 @@
-"""The look into every table, by which simulated relays and clients are found to hold something at rest."""
+"""The walk through every table, which finds what simulated relays and clients still hold at rest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The simulated network: a clock, relays, discovery and clients' machines, and what is noted of all that happens."""
+"""The simulated network: a clock, relays, discovery and clients' machines, and the record of all events."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ from tests.simulation.machine import Machine
 STARTS_AT_S: Final = 1_790_000_000.0
 RELAY_PORT: Final = 80
 _SERVERS_LISTED: Final = 64
-#: How long discovery takes to answer, and how long a user of it waits when it does not, in seconds.
+#: Response time of discovery, and a user's timeout for it, in seconds.
 _DISCOVERY_S: Final = 0.02
 _SILENCE_S: Final = 10.0
-#: More calls than this at one moment are no progress.
+#: More calls than this at one moment mean an endless loop.
 _TURNS_LIMIT: Final = 20_000
 
 
 class WorldClock(HeapClock):
-    """A clock that takes no times that have passed, as a reactor."""
+    """A clock that accepts no times in the past, like a reactor."""
 
     def callLater(self, delay: float, callable: Callable[..., object], *args: object, **kw: object) -> Any:
         """See ``IReactorTime``."""
@@ -101,7 +101,7 @@ class Relay:
         self.machine: Machine
         self._world = world
         self._key = world.key(f"relay {number}")
-        #: One way, when nothing is wrong.
+        #: One-way delay while nothing is wrong.
         delays_s = [0.0, 0.02, 0.15, 0.5] if world.moving else [0.0, 0.01, 0.1]
         self.delay_s = world.random(f"relay {number} path").choice(delays_s)
 
@@ -168,7 +168,7 @@ class Relay:
 
 
 class LoggedErrors:
-    """What reached Twisted's log and should not have."""
+    """Errors in Twisted's log that should not be there."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -184,15 +184,15 @@ class LoggedErrors:
 
 
 class Stuck(Exception):
-    """The run does not go on."""
+    """The run makes no progress."""
 
 
 class Wanted(Exception):
-    """What programs raise on purpose."""
+    """Raised by programs on purpose."""
 
 
 def drawn_limits(random: Random) -> RelayLimits:
-    """A relay's limits: some of them so low that they are reached."""
+    """A relay's limits, some of them low enough to be reached."""
     limits = replace(RelayLimits(), drain_timeout_s=random.choice([0.0, 2.0, 10.0]))
     if random.random() < 0.5:
         limits = replace(
@@ -209,7 +209,7 @@ def drawn_limits(random: Random) -> RelayLimits:
 
 
 class World:
-    """Everything there is in one run of a ``seed``."""
+    """Everything in one run of a ``seed``."""
 
     def __init__(self, seed: int, *, moving: bool | None = None) -> None:
         self.seed = seed
@@ -224,20 +224,20 @@ class World:
         self.store = MemoryStore(random=self.random("store"))
         #: The system that relays and clients speak.
         self.protocol = random.choice([DMSG, DMSG, DMSG, MESSAGING])
-        #: Whether most transports are long streams that are read slowly, and most faults cost them their path.
+        #: Whether most transports are long, slowly read streams, and most faults cost them their path.
         self.streaming = self.protocol == DMSG and random.random() < 0.35
-        #: Whether there are few of them, between two clients, and their paths change in ways that are rare elsewhere.
+        #: Whether there are few transports, between two clients, whose paths change in ways that are rare elsewhere.
         self.moving = moving if moving is not None else self.protocol == DMSG and self.random("moving").random() < 0.5
         if self.moving:
             self.protocol, self.streaming = DMSG, True
-        #: Whether these may not be lost.
+        #: Whether these transports must not be lost.
         self.patient = self.moving and self.random("patience").random() < 0.7
         self.listing = ServerListing(self.store, self.random("listing"), protocol=self.protocol)
         self.discovery_state = "answers"
-        #: By how much the clocks on the wall, those of discovery among them, are wrong.
+        #: Error of the wall clocks, including discovery's.
         self.clock_offset_s = 0.0
         self.relay_limits = drawn_limits(random)
-        #: Whether no fault may cost a transport that is end-to-end.
+        #: Whether no fault may cost an end-to-end transport.
         self.gentle = False
         self.relays: list[Relay] = []
         #: Machines whose programs have ended in order: nothing may be pending there.
@@ -271,7 +271,7 @@ class World:
         return self.clock.seconds() - STARTS_AT_S
 
     def run_until(self, condition: Callable[[], bool], limit_s: float) -> bool:
-        """Let things happen until ``condition`` holds, for ``limit_s`` at most; whether it does."""
+        """Run until ``condition`` holds, for at most ``limit_s``; gives whether it holds."""
         end = self.clock.seconds() + limit_s
         while not condition():
             self._turns = self._turns + 1 if self.clock.seconds() == self._turned_at else 0
@@ -283,12 +283,12 @@ class World:
                 if not self.clock.step(end):
                     self.clock.rightNow = end
                     return condition()
-            except Exception:  # a reactor would log it and go on
+            except Exception:  # a reactor would log it and continue
                 self.violation(f"a call raised\n{traceback.format_exc()}")
         return True
 
     def wait(self, done: Deferred[Any], what: str, limit_s: float) -> None:
-        """Let things happen until ``done`` has fired."""
+        """Run until ``done`` has fired."""
         fired: list[object] = []
         done.addBoth(fired.append)
         if not self.run_until(lambda: bool(fired), limit_s):
@@ -309,7 +309,7 @@ class World:
         self.note(f"VIOLATION {text}")
 
     def promise(self, deferred: Deferred[Any], what: str, limit_s: float) -> None:
-        """``deferred`` is to fire within ``limit_s``; looked at by :meth:`check_promises`."""
+        """``deferred`` must fire within ``limit_s``; checked by :meth:`check_promises`."""
         self._promises[deferred] = what, self.clock.seconds() + limit_s
 
     def take_back(self, deferred: Deferred[Any]) -> None:
@@ -317,7 +317,7 @@ class World:
         self._promises.pop(deferred, None)
 
     def check_promises(self) -> None:
-        """Note what did not fire in time."""
+        """Note promises that did not fire in time."""
         now = self.clock.seconds()
         for deferred, (what, until) in list(self._promises.items()):
             if deferred.called:
@@ -329,7 +329,7 @@ class World:
     # --- relays and connections ----------------------------------------------------------------------------------------
 
     def add_relay(self, *, extended: bool = True) -> Relay:
-        """One relay more, which starts now."""
+        """Add a relay, which starts now."""
         relay = Relay(self, len(self.relays), extended=extended)
         self.relays.append(relay)
         self.network.set_path(relay.host, RELAY_PORT, Path(relay.delay_s))
@@ -341,7 +341,7 @@ class World:
         return Discovery(self, machine)
 
     def forget_later(self, pipes: list[Any], after_s: float = 75.0) -> None:
-        """Keep-alives find out later that these connections lead nowhere."""
+        """Let keep-alives notice later that these connections are dead."""
         for pipe in pipes:
             self.clock.callLater(after_s, self._forget, pipe)
 
@@ -351,7 +351,7 @@ class World:
             pipe.cut()
 
     def end_silence(self) -> None:
-        """Connections that are silent are found out now."""
+        """Let silent connections be noticed now."""
         for pipe in [pipe for pipe in self.network.pipes if pipe.frozen]:
             self._forget(pipe)
 
@@ -361,13 +361,13 @@ class World:
         self.wait(DeferredList([relay.stop() for relay in running]), "stopping the relays", 60.0)
 
     def close(self) -> None:
-        """The end: what is left in Deferreds without a handler is logged now."""
+        """The end: unhandled errors in Deferreds are logged now."""
         gc.collect()
         globalLogPublisher.removeObserver(self._errors)
 
 
 def is_documented(error: BaseException | None) -> bool:
-    """Whether ``error`` is of a type that errors.rst tells of."""
+    """Whether ``error`` is of a type documented in errors.rst."""
     return isinstance(error, DmsgError)
 
 

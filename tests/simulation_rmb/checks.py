@@ -1,4 +1,4 @@
-"""What must be true of a run, whatever happened in it."""
+"""The promises of a run, whatever happened in it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Checks:
-    """What :class:`~tests.simulation_rmb.world.World` is held to."""
+    """The promises checked in :class:`~tests.simulation_rmb.world.World`."""
 
     network: MemoryNetwork
     profile: Profile
@@ -46,7 +46,7 @@ class Checks:
     lossy_at: Mapping[SessionAddress | None, list[float]]
 
     def fail(self, text: str) -> None:
-        """Something is wrong."""
+        """Record a broken promise."""
         raise NotImplementedError
 
     def handled(self, what: Call | Ask, who: Any, incarnation: int, source: SessionAddress) -> None:
@@ -65,7 +65,7 @@ class Checks:
         times = sum(one is who for _, one, _ in what.handled)
         times_here = sum(one is who and which == incarnation for _, one, which in what.handled)
         is_asked_anew = isinstance(what, Ask) and what.peer.incarnation > 1  # by the next process
-        # What a peer has pushed to its Redis is served although another process of it runs by then.
+        # Requests that a peer has pushed to its Redis are served even if its next process already runs.
         too_often = times > incarnation if isinstance(who, Peer) else times_here > 1
         if too_often and not is_asked_anew:
             self.fail(f"handled twice: {what}")
@@ -110,7 +110,7 @@ class Checks:
                 self.fail(f"unexpected: {call}")
 
     def _must_end(self, call: Call) -> bool:
-        """Whether a call gets an answer, or an error, before its time is over, whatever has happened meanwhile."""
+        """Whether a call gets an answer or an error before it expires, whatever has happened meanwhile."""
         profile = self.profile
         if call.how == "never" or call.once or call.target not in [one.address for one in [*self.clients, *self.peers]]:
             return False
@@ -124,7 +124,7 @@ class Checks:
             return False
         if profile.crowded or (profile.has("stop relay") and not all(relay.durable for relay in self.relays)):
             return False
-        if profile.has("cut", "freeze", "part", "registry", "store"):  # what was written counts as delivered
+        if profile.has("cut", "freeze", "part", "registry", "store"):  # written data counts as delivered
             return False
         if profile.has("stop relay", "clock"):
             return call.timeout_s > 150
@@ -174,18 +174,18 @@ class Checks:
             self.fail(f"refused with an error that cannot be: {call}")
 
     def _check_asks(self) -> None:
-        """Each is answered in its list once for each destination, before its time is over."""
+        """Each request is answered in its list once for each destination, before it expires."""
         delay_s = self.network.delay_s
         taken_at: dict[Peer, float] = {}
         for ask in self.asks:
-            # A peer takes one after the other, each in a trip to its Redis and back; before the first it makes eight of these.
+            # A peer takes one request after the other, each in one round trip to its Redis; before the first it makes eight.
             taken_at[ask.peer] = max(taken_at.get(ask.peer, 16 * delay_s), ask.began_at) + 2 * delay_s
             expected = sorted(map(str, ask.twins))
             answers, seen = [], {}
             for at, one in ask.answers:
                 source = one["src"].partition(":")[0]
                 before = seen.setdefault(source, at)
-                # An error of the peer's own may have been pushed right before it was killed, and what it is about is taken anew.
+                # The peer may have pushed an error of its own right before it was killed; the request is then taken anew.
                 if not (one["err"] and any(before <= killed_at < at for killed_at in ask.peer.killed_at)):
                     answers.append(source)
             if sorted(answers) != expected:
@@ -207,13 +207,13 @@ class Checks:
         for sent in self.sent.values():
             if len(sent.arrived) > 1 and not self.profile.may_double:
                 self.fail(f"twice: {sent}")
-            # What expires while it is being posted to another relay may arrive there all the same.
+            # An envelope that expires while it is posted to another relay may still arrive there.
             errors = [code for _, code, _ in sent.errors if code != 126]
             if sent.arrived and errors and not self.profile.may_double:
                 self.fail(f"arrived and refused: {sent}")
             for at, _ in sent.arrived:
-                # What was written before its end may be read long after it by a session that reads slowly.
-                # So may what a slow store was asked for in time.
+                # A slow session may read an envelope that was written in time long after its expiry.
+                # So may one that a slow store was asked for in time.
                 if at > sent.ends_at + 1 + 2 * self.profile.skew_s and not self.profile.may_be_late:
                     self.fail(f"after its time: {sent}")
             for _, code, _ in sent.errors:
@@ -233,7 +233,7 @@ class Checks:
             return  # it may have made room for another sender's
         lossy = [at for address in (None, sent.to, sent.sender.address) for at in self.lossy_at.get(address, ())]
         receiver = next(raw for raw in self.raws if raw.address == sent.to)
-        enough_s = 60.0 if self.profile.faults else 20.0  # relays that do not know each other post one by one
+        enough_s = 60.0 if self.profile.faults else 20.0  # relays that do not know each other post single envelopes
         if receiver.longest_s(sent.sent_at, int(sent.ends_at)) < enough_s:
             return  # it has expired before
         if max(lossy, default=-1.0) < sent.sent_at - 0.5:
@@ -245,7 +245,7 @@ class Checks:
             receiver = next(raw for raw in self.raws if raw.address == sent.to)
             if sent.arrived and receiver.relay.name == sent.relay:
                 connection = sent.arrived[0][1]
-                # What a session was not given when it ended comes behind what waited in the store.
+                # Envelopes that an ended session did not get come after those that waited in the store.
                 if sent.sent_at > receiver.connections[connection]:
                     rows[sent.sender, sent.connection, sent.to, connection].append(sent)
         for row in rows.values():

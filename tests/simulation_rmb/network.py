@@ -1,4 +1,4 @@
-"""Programs in a network in memory: each has a host of its own, a clock that may be off, and can be killed."""
+"""Programs in a network in memory: each has its own host and a clock that may be off, and can be killed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BLACK_HOLE = "192.0.2.255"
 
 
 class HeapClock(Clock):
-    """Twisted's clock sorts all calls at each one that is made: this one does not, as there are many."""
+    """A clock for many calls: Twisted's clock sorts all calls whenever one is added."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class _Gone(ClientFactory):
 
 
 def cooperator(network: MemoryNetwork) -> Cooperator:
-    """In place of Twisted's global one, by which HTTP requests send their bodies: on the network's clock."""
+    """Replaces Twisted's global cooperator, which sends the bodies of HTTP requests, by one on the network's clock."""
     return Cooperator(
         terminationPredicateFactory=lambda: lambda: True, scheduler=lambda work: network.callLater(0.0, work)
     )
@@ -85,7 +85,7 @@ def cooperator(network: MemoryNetwork) -> Cooperator:
 
 @implementer(interfaces.IReactorTCP, interfaces.IReactorTime, interfaces.IReactorPluggableNameResolver)
 class Process:
-    """What a program at ``host`` has as its reactor. After :meth:`kill` nothing of it happens any more."""
+    """The reactor of a program at ``host``. After :meth:`kill` it does nothing more."""
 
     def __init__(self, network: MemoryNetwork, host: str, random: Random) -> None:
         self.network = network
@@ -122,7 +122,7 @@ class Process:
         return call
 
     def getDelayedCalls(self) -> list[Any]:
-        """The calls that it still waits for."""
+        """Its pending calls."""
         return [call for call in self._calls if call.active()]
 
     def connectTCP(self, host: str, port: int, factory: Any, timeout: float = 30, bindAddress: Any = None) -> Any:
@@ -142,9 +142,9 @@ class Process:
         return [pipe for pipe in self.network.pipes if self.host in ends_of(pipe)]
 
     def kill(self, *, silently: bool = False) -> None:
-        """End as a process does that gets SIGKILL; ``silently`` as a machine does that loses its power."""
+        """End like a process that gets SIGKILL; ``silently``, like a machine that loses its power."""
         self.alive = False
-        for call in self.getDelayedCalls():  # not cancelled: what is collected as garbage may want to do that
+        for call in self.getDelayedCalls():  # not cancelled: objects that are collected as garbage may cancel them
             call.func, call.args, call.kw = lambda: None, (), {}
             call.cancel = lambda: None
         self._calls.clear()

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Ask:
-    """What a local program has asked other twins for."""
+    """A local program's request to other twins."""
 
     number: int
     peer: Peer
@@ -36,9 +36,9 @@ class Ask:
     how: str
     began_at: float
     ends_at: float
-    #: The answers that came to the list, with the time.
+    #: The answers in the list, with their times.
     answers: list[tuple[float, dict[str, Any]]] = field(default_factory=list)
-    #: Handlers and services that were given it.
+    #: Handlers and services that got it.
     handled: list[tuple[float, Any, int]] = field(default_factory=list)
 
     def __str__(self) -> str:
@@ -50,7 +50,7 @@ class Ask:
 
 
 class Peer:
-    """A peer of a twin, which has no other program in the session without a name."""
+    """A peer of a twin, the only program in the session without a name."""
 
     def __init__(self, world: World, twin: int, host: str, redis_host: str, relays: list[Relay]) -> None:
         self.world = world
@@ -62,7 +62,7 @@ class Peer:
         self.incarnation = 0
         self.running = False
         self.ahead_s = 0.0
-        #: When it was killed or stopped last, and when it began again.
+        #: Times of its last kill or stop, and of its restart.
         self.gone_at = self.back_at = -1.0
         self.killed_at: list[float] = []
 
@@ -120,7 +120,7 @@ class Peer:
         return ensureDeferred(self.gateway.stop()).addBoth(ended)
 
     def levels(self) -> dict[str, float]:
-        """What must be 0 when nothing is under way."""
+        """Levels that must be 0 when nothing is in progress."""
         gateway = self.gateway
         requests, services, exchange = gateway.requests, gateway.services, gateway.exchange
         return {
@@ -147,7 +147,7 @@ class Peer:
     # --- local programs ------------------------------------------------------------------------------------------------
 
     def ask(self, twins: tuple[int, ...], *, size: int, life_s: int, how: str) -> Ask:
-        """Push a request, as a program beside this Redis does."""
+        """Push a request, like a program at this Redis."""
         world = self.world
         now = world.network.seconds()
         ask = Ask(len(world.asks), self, twins, how, now, now + life_s)
@@ -169,7 +169,7 @@ class Peer:
         return ask
 
     def pushed(self, key: str, data: bytes) -> None:
-        """Something came to a list."""
+        """A message was pushed to a list."""
         world = self.world
         if key.startswith("answers."):
             answer = json.loads(data)
@@ -178,7 +178,7 @@ class Peer:
             self.redis.process.callLater(0.01 + self.random.random(), self._serve)
 
     def _serve(self) -> None:
-        """Take a request, as a program beside this Redis does that serves a command."""
+        """Take a request, like a program at this Redis that serves a command."""
         data = self.redis.pop("msgbus.do")
         if data is None:
             return

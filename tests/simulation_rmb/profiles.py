@@ -1,4 +1,4 @@
-"""Which faults a run has, and how often."""
+"""The faults of a run, and their rates."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ Action = Callable[["World"], None]
 
 @dataclass
 class Profile:
-    """The faults of a run by name, with what they may lead to."""
+    """The faults of a run by name, with their possible effects."""
 
     faults: tuple[str, ...]
     #: Actions in a second.
     rate: float
-    #: Whether the relays' limits are so small that they are reached, and whether their stores are.
+    #: Whether the limits of relays, or of their stores, are small enough to be reached.
     tight: bool
     full: bool
-    #: Whether twins may have fewer sessions than they have, may send little, and clients keep little.
+    #: Whether twins have more sessions than allowed and may send little, and clients buffer little.
     crowded: bool
     limited: bool
     busy: bool
@@ -40,7 +40,7 @@ class Profile:
 
     @property
     def may_double(self) -> bool:
-        """Whether an envelope may arrive twice: after a crash, or when the answer to a post is lost."""
+        """Whether an envelope may arrive twice: after a crash, or if the answer to a post is lost."""
         return self.has("kill relay", "part", "store", "cut", "freeze", "stop relay")
 
     def has(self, *faults: str) -> bool:
@@ -49,7 +49,7 @@ class Profile:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether all that is asked for must be done."""
+        """Whether every request must succeed."""
         return not (self.faults or self.tight or self.full or self.crowded or self.limited or self.busy)
 
     @property
@@ -59,7 +59,7 @@ class Profile:
 
     @property
     def refuses(self) -> bool:
-        """Whether an envelope that is no request may be refused. Its sender is not told of that."""
+        """Whether an envelope that is no request may be refused, of which its sender is not told."""
         return (
             self.has("registry", "store", "part", "kill relay", "stop relay", "cut", "freeze")
             or self.full
@@ -69,17 +69,17 @@ class Profile:
 
     @property
     def keeps_order(self) -> bool:
-        """Whether what one session sends to another at the same relay arrives in this order."""
+        """Whether envelopes between two sessions at the same relay arrive in order."""
         return set(self.faults) <= {"hold", "leave", "clock", "kill client", "stop client", "rival"}
 
     def act(self, world: World) -> None:
-        """Let something happen."""
+        """Make a random action happen."""
         name = world.random.choices(list(self.weights), list(self.weights.values()))[0]
         ACTIONS[name](world)
 
 
 def profile_of(random: Random, chosen: tuple[str, ...] | None = None) -> Profile:
-    """Some faults, or none, unless they are ``chosen``."""
+    """Random faults, perhaps none, unless they are ``chosen``."""
     most = list(FAULTS)
     faults = (
         list(chosen) if chosen is not None else random.sample(most, random.choice([0, 1, 1, 2, 2, 3, 4, len(most)]))
@@ -190,7 +190,7 @@ def cut_one(world: World) -> None:
 
 
 def lossy_pipe(world: World, pipe: Any, later_s: float = 0.0) -> None:
-    """What is on its way over ``pipe`` may be lost."""
+    """Data in flight over ``pipe`` may be lost."""
     hosts = ends_of(pipe)
     for raw in world.raws:
         if raw.host in hosts:
@@ -198,12 +198,12 @@ def lossy_pipe(world: World, pipe: Any, later_s: float = 0.0) -> None:
 
 
 def freeze(world: World) -> None:
-    """A connection goes silent: for a while, or until it is given up."""
+    """A connection goes silent for a while, or until it is given up."""
     if world.network.pipes:
         pipe = world.random.choice(world.network.pipes)
         world.note(f"freeze {ends_of(pipe)}")
         pipe.freeze()
-        lossy_pipe(world, pipe, 65.0)  # the relay takes it for alive as long
+        lossy_pipe(world, pipe, 65.0)  # the relay takes it for alive that long
         pause_s = world.random.choice([1.0, 4.0, 10.0, 70.0])
 
         def go_on() -> None:
@@ -321,7 +321,7 @@ def _stop(world: World, program: Client | Peer) -> None:
 
 
 def move(world: World) -> None:
-    """The programs of a twin go to other relays."""
+    """The programs of a twin move to other relays."""
     twin = world.random.choice(world.clients).address.twin
     relays = world.random.sample(world.relays, world.random.randint(1, len(world.relays)))
     world.note(f"twin {twin} moves to {[relay.name for relay in relays]}")
@@ -384,7 +384,7 @@ def redis(world: World) -> None:
 
 
 def part(world: World) -> None:
-    """A relay, or a client, does not reach a relay any more, or again."""
+    """A relay or a client loses its route to a relay, or gets it back."""
     one: Any = world.random.choice([*world.relays, *world.relays, *world.clients])
     other = world.random.choice(world.relays)
     if not one.running or one is other:
@@ -437,7 +437,7 @@ ACTIONS: dict[str, Action] = {
         clock,
     )
 }
-#: What belongs to a fault, and how often it happens.
+#: The actions of a fault, and their rates.
 FAULTS: dict[str, dict[str, float]] = {
     "cut": {"cut_one": 0.6, "come": 1.0},
     "freeze": {"freeze": 0.6, "come": 1.0},

@@ -1,4 +1,4 @@
-"""A Redis in the network in memory: as much of it as a peer uses, and what its scripts do, in Python."""
+"""A Redis in the network in memory: the commands that a peer uses, and its scripts in Python."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PORT = 6379
 
 
 class _Connection(Protocol):
-    """One client. While it waits for a list, what it sends waits, too."""
+    """One client. While it waits for a list, its further commands wait, too."""
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
@@ -48,7 +48,7 @@ class _Connection(Protocol):
         return words
 
     def work(self) -> None:
-        """Carry out what has come."""
+        """Carry out received commands."""
         while self._commands and self.waits is None and not self.lost:
             words = self._commands.popleft()
             reply = self._redis.carry_out(self, words)
@@ -80,7 +80,7 @@ def _encode(reply: Any) -> bytes:
 
 
 class Redis(Factory):
-    """A Redis at ``host``. Lists have their head at the left; ``pushed`` is told of each message that comes to one."""
+    """A Redis at ``host``. Lists have their head at the left; ``pushed`` is called for each message pushed to a list."""
 
     noisy = False
 
@@ -111,7 +111,7 @@ class Redis(Factory):
         self._port = self.process.listenTCP(PORT, self)
 
     def stop(self) -> None:
-        """As one that is killed, and keeps what it has on its disk."""
+        """Stop like a killed one that keeps its data on disk."""
         self._port.stopListening()
         self._port = None
         for pipe in self.process.pipes():
@@ -142,7 +142,7 @@ class Redis(Factory):
         return gone
 
     def push(self, key: str, data: bytes, *, left: bool = True) -> int:
-        """Push, and hand it to who waits for it."""
+        """Push, and hand the message to a waiting connection."""
         found = self.lists.setdefault(key, deque())
         (found.appendleft if left else found.append)(data)
         length = len(found)
@@ -167,7 +167,7 @@ class Redis(Factory):
             if waits is None or connection.lost:
                 continue
             waits[1].cancel()
-            # A connection that is lost, of which Redis does not know yet, is given a message all the same.
+            # A lost connection still gets the message if Redis has not noticed the loss.
             connection.reply(self._take(key, waits[0]))
             self.later(connection.work)
 

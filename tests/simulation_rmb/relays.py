@@ -1,4 +1,4 @@
-"""Relays of the simulation: the real ones, with stores and a registry that fail when they are told to."""
+"""Relays of the simulation: real relays, with stores and a registry that fail on demand."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 
 @implementer(ITwinRegistry)
 class Registry:
-    """The twins, as the program ``process`` is told of them: sooner or later, or not."""
+    """The registry of twins for the program ``process``: it answers sooner or later, or never."""
 
     def __init__(self, twins: dict[int, Twin], process: Process) -> None:
         self.twins = twins
         self._process = process
-        #: The longest that an answer takes, and the share of questions that fail.
+        #: Longest time of an answer, and the share of questions that fail.
         self.slow_s = 0.0
         self.failing = 0.0
 
@@ -72,9 +72,9 @@ class Registry:
 
 
 class Store:
-    """A store as one process has it: a queue of questions to ``rows``, which are there when the process is not.
+    """A store of one process: a queue of questions to ``rows``, which outlive the process.
 
-    It keeps the order in which it is asked. ``slow_s`` is the longest that a question takes; with ``hanging`` they wait.
+    Questions keep their order. ``slow_s`` is the longest time of a question; with ``hanging`` they wait.
     """
 
     shared = False
@@ -82,7 +82,7 @@ class Store:
     def __init__(self, rows: SqliteQueues, process: Process) -> None:
         self.rows = rows
         self.slow_s = 0.0
-        #: The share of questions that fail, and whether what they asked for is done all the same.
+        #: The share of questions that fail, and whether they take effect all the same.
         self.failing = 0.0
         self.fails_late = False
         self._hanging = False
@@ -169,7 +169,7 @@ def relay_key(name: str) -> SigningKey:
 
 
 class Relay:
-    """The relay ``name``, which is there from :meth:`start` to :meth:`kill` or :meth:`stop`, any number of times."""
+    """The relay ``name``, which runs from :meth:`start` to :meth:`kill` or :meth:`stop`, any number of times."""
 
     def __init__(
         self,
@@ -266,7 +266,7 @@ class Relay:
         self.process.kill(silently=silently)
 
     def stop(self) -> Deferred[None]:
-        """End in order, as the program does."""
+        """Stop cleanly, as the program does."""
         self.running = False
         return ensureDeferred(self._stop())
 
@@ -280,7 +280,7 @@ class Relay:
         self.world.ended.append((process, self.name))
 
     def levels(self) -> dict[str, float]:
-        """What must be 0 when nothing is under way."""
+        """Levels that must be 0 when nothing is in progress."""
         switch, delivery, federation = self.relay.switch, self.relay.delivery, self.federation
         keeper = delivery.keeper
         return {

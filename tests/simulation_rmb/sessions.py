@@ -1,4 +1,4 @@
-"""Programs of twins: clients of the message bus, and raw sessions that send and receive bare envelopes."""
+"""Programs of twins: clients of the message bus, and raw sessions with bare envelopes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def key_of(twin: int) -> TwinKey:
 
 @dataclass
 class Call:
-    """A call, and all that is known of it."""
+    """A call, and its record."""
 
     number: int
     caller: Client
@@ -54,7 +54,7 @@ class Call:
     ended_at: float | None = None
     outcome: Any = None
     work: Any = None
-    #: Handlers that were given it: when, the client and its incarnation.
+    #: Handlers that got it: time, client and its incarnation.
     handled: list[tuple[float, Any, int]] = field(default_factory=list)
 
     def __str__(self) -> str:
@@ -66,7 +66,7 @@ class Call:
 
 
 class Client:
-    """A program with an :class:`RmbClient`, which serves one command and calls that of others."""
+    """A program with an :class:`RmbClient`, which serves one command and calls those of others."""
 
     def __init__(self, world: World, twin: int, session: str | None, host: str, relays: list[Relay]) -> None:
         self.world = world
@@ -168,7 +168,7 @@ class Client:
         return self.client.stopService().addBoth(ended)
 
     def levels(self) -> dict[str, float]:
-        """What must be 0 when nothing is under way."""
+        """Levels that must be 0 when nothing is in progress."""
         exchange, handlers = self.client.exchange, self.client._handlers
         return {
             "calls": len(exchange._calls._calls) + exchange._calls._bytes,
@@ -196,7 +196,7 @@ class Sent:
     ends_at: float
     is_request: bool
     fail_fast: bool
-    #: When it arrived, and over which connection of the receiver; and the errors that the sender was told.
+    #: Arrival times with the receiver's connections, and errors that the sender was told.
     arrived: list[tuple[float, int]] = field(default_factory=list)
     errors: list[tuple[float, int, str]] = field(default_factory=list)
 
@@ -209,7 +209,7 @@ class Sent:
 
 
 class Raw:
-    """A session of which every envelope is known. It connects once when it is told to, and reads when it likes."""
+    """A session whose envelopes are all recorded. It connects once when told to, and reads when it likes."""
 
     def __init__(self, world: World, twin: int, session: str | None, host: str, relay: Relay) -> None:
         self.world = world
@@ -222,10 +222,10 @@ class Raw:
         self.shell: Any = None
         self.connecting: Any = None
         self.connection = 0
-        #: When each connection was made.
+        #: Start time of each connection.
         self.connections: dict[int, float] = {}
         self.holding = False
-        #: When it was connected and read.
+        #: Periods in which it was connected and reading.
         self.periods: list[tuple[float, float]] = []
         self._reads_since: float | None = None
 
@@ -269,7 +269,7 @@ class Raw:
         self.note_period()
 
     def note_period(self) -> None:
-        """It may have begun to read, or not read any more."""
+        """Note that it may have begun or stopped reading."""
         now = self.world.network.seconds()
         reads = self.shell is not None and not self.holding
         if self._reads_since is not None:
@@ -277,12 +277,12 @@ class Raw:
         self._reads_since = now if reads else None
 
     def longest_s(self, begin: float, end: float) -> float:
-        """How long it has read in one go between ``begin`` and ``end``."""
+        """The longest time it has read without a break between ``begin`` and ``end``."""
         self.note_period()
         return max((min(end, to) - max(begin, since) for since, to in self.periods), default=0.0)
 
     def leave(self) -> None:
-        """Close, as a program does that ends in order."""
+        """Close, like a program that ends cleanly."""
         if self.shell is not None:
             self.shell.close()
 

@@ -9,7 +9,7 @@ from .world import World
 
 @pytest.mark.parametrize("pause_s", [0.0, 0.2, 5.0])
 def test_what_redis_gives_to_a_connection_of_the_process_before_is_taken_once_more(pause_s: float) -> None:
-    """A process whose machine has lost its power waits for a message for a second more, as Redis sees it."""
+    """For Redis, a process whose machine has lost its power waits for a message for one more second."""
     world = World(0, faults=("peer",))
     world.network.delay_s = 0.001
     with world.observed():

@@ -13,8 +13,8 @@ from .world import World
 pytestmark = pytest.mark.time_limit(120)
 
 
-#: Runs that once failed: a peer's request was put back and awaited as well; a twin moved to the relay that had its envelopes;
-#: what a killed peer had sent came to its Redis after the next one had answered; a peer has a long way to its Redis.
+#: Runs that once failed: a peer's request was both put back and awaited; a twin moved to the relay that had its envelopes;
+#: data of a killed peer reached its Redis after the next peer had answered; a peer has a long way to its Redis.
 ONCE = (5078, 5129, 64003, 63007)
 
 

@@ -1,4 +1,4 @@
-"""A network of relays and programs, what happens to it, and what must be true of it: all of it follows from one number."""
+"""A network of relays and programs, its events, and its promises: everything follows from one number."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from .profiles import Profile, profile_of
 from .relays import Relay
 from .sessions import Call, Client, Raw, Sent, key_of
 
-#: How long faults go on, how long after them nothing is asked for, and how long what was asked for then may take.
+#: Duration of faults, of the pause without requests after them, and of the requests after that.
 FAULTS_S = 90.0
 RECOVERY_S = 200.0
 FINAL_S = 20.0
-#: How long envelopes live at most.
+#: Longest lifetime of envelopes.
 LONGEST_S = 1800
 
 
@@ -44,16 +44,16 @@ class Events:
     """Takes events, and keeps none."""
 
     def emit(self, event: object) -> None:
-        """It must be one, no more."""
+        """Only check that it is an event."""
         repr(event)
 
 
-#: What Twisted says of a coroutine that is called when it was ended as garbage.
+#: Twisted's error for a call to a coroutine that was ended as garbage.
 _COLLECTED: Final = "cannot reuse already awaited coroutine"
 
 
 class World(Checks):
-    """One run. ``run()`` gives what went wrong."""
+    """One run. ``run()`` gives the broken promises."""
 
     def __init__(self, seed: int, *, faults: tuple[str, ...] | None = None, verbose: bool = False) -> None:
         self.seed = seed
@@ -67,7 +67,7 @@ class World(Checks):
         self.calls: list[Call] = []
         self.asks: list[Ask] = []
         self.sent: dict[str, Sent] = {}
-        #: When something happened that may lose what is under way to a session, or to any (``None``).
+        #: Times of events that may lose data in flight to a session, or to any (``None``).
         self.lossy_at: dict[SessionAddress | None, list[float]] = defaultdict(list)
         self.twins: dict[int, Twin] = {}
         self.events = Events()
@@ -93,7 +93,7 @@ class World(Checks):
             sessions_per_twin=random.choice([1, 2]) if self.profile.crowded else 256,
             slow_consumer_timeout_s=random.choice([5.0, 60.0]),
         )
-        #: Whether relays take what others post unless they know them.
+        #: Whether relays accept posts of unknown relays.
         self.open = random.random() < 0.15
         self.limit = Limit(random.choice([5, 50]), 1_000_000) if self.profile.limited else None
         few = random.choice([1, 3])
@@ -138,7 +138,7 @@ class World(Checks):
             own = random.sample(self.relays, random.randint(1, len(self.relays)))
             self.add_twin(twin, own)
             for session in random.sample([None, "", "a", "b"], random.choice([1, 1, 2])):
-                # A program that leaves out one of the relays of its twin does not get what waits there.
+                # A program that does not use one of its twin's relays does not get envelopes that wait there.
                 self.clients.append(Client(self, twin, session, f"10.1.{len(self.clients)}.1", own))
         for _ in range(random.choice([2, 3])):
             twin = next(numbers)
@@ -167,28 +167,28 @@ class World(Checks):
     # --- what is told --------------------------------------------------------------------------------------------------
 
     def note(self, text: str) -> None:
-        """Something has happened."""
+        """Record an event."""
         line = f"{self.network.seconds():10.4f} {text}"
         self.trace.append(line)
         if self.verbose:
             print(line)
 
     def fail(self, text: str) -> None:
-        """Something is wrong."""
+        """Record a broken promise."""
         self.failures.append(f"{self.network.seconds():.4f}: {text}")
         self.note(f"WRONG {text}")
 
     def lossy(self, address: SessionAddress | None = None, later_s: float = 0.0) -> None:
-        """What is under way to ``address`` (to all) may be lost now, or until ``later_s`` from now."""
+        """Data in flight to ``address`` (``None``: to all) may be lost now, or until ``later_s`` from now."""
         self.lossy_at[address].append(self.network.seconds() + later_s)
 
     def of(self, data: bytes) -> Call | Ask:
-        """What a payload is of."""
+        """The call or request of a payload."""
         word = data.partition(b"|")[0]
         return self.asks[int(word[1:])] if word.startswith(b"a") else self.calls[int(word)]
 
     def served(self, peer: Peer, request: dict[str, Any], payload: bytes) -> tuple[str, bytes]:
-        """A service at ``peer`` has taken ``request``: gives what it does, and its answer."""
+        """A service at ``peer`` has taken ``request``: gives its behaviour and its answer."""
         what = self.of(payload)
         twin, colon, session = request["src"].partition(":")
         self.handled(what, peer, peer.incarnation, SessionAddress(int(twin), session if colon else None))
@@ -197,14 +197,14 @@ class World(Checks):
     # --- a run ---------------------------------------------------------------------------------------------------------
 
     def run(self) -> list[str]:
-        """Do all of it; gives what was wrong."""
+        """Do the whole run; gives the broken promises."""
         with self.observed():
             self._run()
         return self.failures
 
     @contextmanager
     def observed(self) -> Iterator[None]:
-        """What happens is in this world: errors that are logged, and what Twisted does on its own."""
+        """Direct logged errors, and Twisted's own activity, into this world."""
         globalLogPublisher.addObserver(self._logged)
         before, task._theCooperator = task._theCooperator, cooperator(self.network)  # type: ignore[attr-defined]
         try:
@@ -221,7 +221,7 @@ class World(Checks):
     def _logged(self, event: Any) -> None:
         failure = event.get("log_failure")
         if failure is not None and str(failure.value) == _COLLECTED:
-            return  # of a process that was killed, perhaps in the run before: coroutines that wait end when they are garbage
+            return  # from a killed process, perhaps of the run before: waiting coroutines end as garbage
         if failure is not None:
             self.fail(f"logged: {event.get('log_format')} {failure.getTraceback()}")
         elif event.get("log_level") in (LogLevel.critical, LogLevel.error):
@@ -283,7 +283,7 @@ class World(Checks):
             self.network.advance(10)
 
     def when_gone(self, one: Any, then: Callable[[], object]) -> None:
-        """Call ``then`` when the process of ``one``, which stops or was killed, is gone."""
+        """Call ``then`` once the process of ``one``, which stops or was killed, is gone."""
         process = one.process
         if not process.alive or any(process is ended for ended, _ in self.ended):
             if not one.running:
@@ -292,7 +292,7 @@ class World(Checks):
             self.network.callLater(0.5, self.when_gone, one, then)
 
     def _final(self) -> None:
-        """With no faults everything works."""
+        """Without faults everything works."""
         network = self.network
         for one in [*self.relays, *self.clients, *self.raws, *self.peers]:
             if not one.running and not self.profile.crowded:
@@ -336,7 +336,7 @@ class World(Checks):
             for sent in row:
                 if (len(sent.arrived) != 1 or sent.errors) and not (self.limit or self.profile.crowded):
                     self.fail(f"without faults: {sent}")
-        # Answers that are kept for requests that may come again are forgotten when those have expired.
+        # Answers kept for repeated requests are forgotten once the requests have expired.
         network.advance(LONGEST_S + 60)
         for one in [*self.relays, *self.clients, *self.peers]:
             left = {name: level for name, level in one.levels().items() if level}
@@ -372,11 +372,11 @@ class World(Checks):
         for call in self.calls:
             if call.ended_at is None and not call.was_killed:
                 self.fail(f"never ended: {call}")
-        gc.collect()  # reports the errors of Deferreds without an errback
+        gc.collect()  # reports unhandled errors in Deferreds
 
     def check_ended(self, process: Any, name: str) -> None:
-        """Nothing is left of a program that has stopped."""
-        # What others post is taken as long as they keep their connections, and posts that were given up go on.
+        """Nothing is left of a stopped program."""
+        # Posts of others are accepted while they keep their connections, and posts that were given up continue.
         known = ("LimitedChannel", "HttpCaller", "HostnameEndpoint")
         if name.startswith("r"):
             known += ("_cancel", "Deferred.callback", "TwinReport")
