@@ -52,7 +52,7 @@ _KEYS: Final = frozenset({"remote", "initiator", "responder", "target", "server"
 class Demo:
     """One run, in ``home``; ``size`` is that of the file in bytes."""
 
-    #: Who gets a key.
+    #: Names that get a key.
     entities: tuple[str, ...] = ("relay-1", "relay-2", "sender", "receiver")
 
     def __init__(self, out: Output, home: Path, size: int) -> None:

@@ -209,7 +209,7 @@ class _Relays:
 
 
 def _address(entry: Entry) -> str | None:
-    """Where a relay is, if it is one to be listed."""
+    """The address of a relay, if the relay may be listed."""
     server = entry.server
     return server.address if server is not None and is_available(entry) and entry.protocol == DMSG else None
 

@@ -180,7 +180,7 @@ def _answer(data: bytes, headless: bool) -> tuple[int, dict[bytes, bytes], bytes
 
 
 def _outcome(done: Any) -> Any:
-    """What a store says, or the error that it fails with."""
+    """A store's answer, or its error."""
     results: list[Any] = []
     done.addBoth(results.append)
     return getattr(results[0], "value", results[0])

@@ -52,7 +52,7 @@ class _Level:
         self.tokens = min(self.burst, self.tokens + number)
 
     def wait_s(self, now: float, number: float) -> float:
-        """How long it takes until ``number`` are there."""
+        """The time until ``number`` tokens are there."""
         missing = number - self.look(now)
         if missing <= 0:
             return 0.0

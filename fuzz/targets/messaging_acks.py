@@ -16,14 +16,14 @@ class _End:
 
     def __init__(self) -> None:
         self.layer = AckLayer()
-        self.payload: bytes | None = None  # under way and not acknowledged
+        self.payload: bytes | None = None  # in flight and not acknowledged
         self.acked_bytes = 0
         self.untaken: deque[list[int | bytes]] = deque()  # payloads that came: what is left to take, and the whole
         self.due: deque[bytes] = deque()  # acknowledgements that are due
         self.sent: deque[bytes] = deque()
 
     def send(self, data: bytes | None) -> None:
-        """Make the next plaintext; a payload goes only when none is under way."""
+        """Make the next plaintext; it has a payload only if none is in flight."""
         if self.payload is not None:
             data = None
         acks = [self.due.popleft() for _ in range(min(len(self.due), ACKS_AT_ONCE))]

@@ -83,7 +83,7 @@ class _End:
             half.aborted = True
 
     def write(self, half: _Half, size: int) -> None:
-        """An application that heeds the pause."""
+        """Write as an application that respects back-pressure."""
         if half.paused:
             return
         data = _TEXT[len(half.written) : len(half.written) + size]

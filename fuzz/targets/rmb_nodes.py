@@ -35,7 +35,7 @@ from fuzz.oracles import as_text, outcome
 DICTIONARY = words.members("jsonrpc", "id", "result", "error", "method", "params", "subscription", "code", "message")
 
 _URLS = tuple(WebSocketUrl.parse(f"ws://{name}.example:80/") for name in "ab")
-#: How long an answer may be.
+#: Greatest lengths of an answer.
 _LIMITS = (40, 100, SMALL_BYTES)
 
 

@@ -47,7 +47,7 @@ class _World:
         #: Answers of the relay itself, and those that the program got.
         self.said: list[bytes] = []
         self.heard: list[bytes] = []
-        #: What was read from the store and not yet deleted there; and whether the store has failed.
+        #: Envelopes read from the store and not yet deleted there; whether the store has failed.
         self.read: list[str] = []
         self.failed = False
         for _ in range(choices.byte() % 9):

@@ -50,7 +50,7 @@ class _End:
     wire: list[Envelope] = field(default_factory=list)
     wire_bytes: int = 0
     dirty: bool = False
-    #: What was written last; what of that may not be taken, when the network takes nothing; parts of a message.
+    #: Bytes written last; those of them that a blocked network may not have taken; bytes of an incomplete message.
     last: int = 0
     buffered: int = 0
     incoming: int = 0
@@ -173,7 +173,7 @@ class _Relay:
             assert malformed
             got = error.events  # type: ignore[assignment]
         assert got == parcels and all(one.session is session for one in got) and self.switch.now == now
-        # There is still no session for them, and no room, but for what would have overtaken another.
+        # They still have no session and no room, except those that would have overtaken another.
         late = [one for one in got if not self.has_room(one.to, one.data)]
         assert not any(self.switch.deliver(one.to, one.data) for one in late)
         if malformed:

@@ -44,7 +44,7 @@ class _Peer:
         self.sent = 0  # frames with a sequence
         self.sent_bytes = 0
         self.ended = self.cut = False
-        #: What it got and has not acknowledged: the sequence, the hash behind it, the bytes up to it.
+        #: Frames it got and has not acknowledged: the sequence, the hash after it, the bytes up to it.
         self.got: list[tuple[int, bytes, int]] = []
         self.hash = our_hash
         self.acked = (NOTHING_YET, our_hash[:4], 0)

@@ -47,7 +47,7 @@ class _World:
         random = repeatable(b"entropy")
         self.core = StrangerHandshake(_RELAY, _LIMITS, self.take, now=self.now, random=random)
         self.taken: list[float] = []
-        #: When something came first, and what has come.
+        #: Time of the first bytes, and all received bytes.
         self.first: float | None = None
         self.received = b""
         self.heard = self.asked = self.over = False

@@ -21,7 +21,7 @@ from fuzz.choices import Choices, repeatable
 from fuzz.oracles import KEYS, PlainRecords
 from fuzz.sealed import TEXT
 
-#: Transports, of which the last one is plain.
+#: Number of transports; the last one is plain.
 _TRANSPORTS = 3
 _PLAIN = _TRANSPORTS - 1
 _SHARED_BYTES = 8 << 20
@@ -208,7 +208,7 @@ class _World:
         other.take(other.core.receive_data(read, self.now))
 
     def look(self, end: _End) -> None:
-        """What the time of a client's connection brings."""
+        """Act on the timeouts of a client's connection."""
         due = end.core.next_timeout()
         if due is None or self.now < due:
             return

@@ -70,7 +70,7 @@ def from_spark(batches: Iterable[pa.RecordBatch]) -> Iterator[plain.File]:
 
 
 class Task:
-    """What a task does: some work on files from somewhere."""
+    """The work of a task on files from a source."""
 
     def __init__(
         self,

@@ -19,7 +19,7 @@ from dmsg_logs.report.parts import (
     table,
 )
 
-#: A relay that takes less than this share of what is posted to it is worth a look, from so many posts on.
+#: A relay that takes less than this share of the posts to it is worth a look, if there are at least POSTS_LEAST.
 POOR_SHARE: Final = 0.8
 POSTS_LEAST: Final = 50
 #: The same of calls.
@@ -27,7 +27,7 @@ CALLS_LEAST: Final = 50
 
 
 def bus(data: ReportData) -> Section:
-    """What the relays of the Reliable Message Bus did with envelopes, and how calls over it ended."""
+    """The fate of envelopes at relays of the Reliable Message Bus, and the results of calls over it."""
     title = "Reliable Message Bus"
     rows, calls = data.rows("bus"), data.rows("calls")
     if not rows and not calls:

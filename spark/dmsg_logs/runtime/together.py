@@ -28,7 +28,7 @@ def workers() -> Iterator[ThreadPoolExecutor]:
 
 
 def together(calls: Mapping[_Name, Callable[[], _Answer]]) -> dict[_Name, _Answer]:
-    """What the calls return, by the same names. The first exception, in their order, is raised when all have ended."""
+    """The results of the calls by name. Once all have ended, the first exception (in their order) is raised."""
     with workers() as pool:
         futures: dict[_Name, Future[_Answer]] = {name: pool.submit(call) for name, call in calls.items()}
         return {name: each.result() for name, each in futures.items()}

@@ -86,7 +86,7 @@ def generate(
 
 
 def _size(events: int) -> tuple[int, int]:
-    """Relays and clients of a fleet that writes so many lines in a week."""
+    """Numbers of relays and clients of a fleet that writes ``events`` lines in a week."""
     for least, relays, clients in ((1_000_000, 10, 100), (100_000, 6, 50), (20_000, 4, 16)):
         if events >= least:
             return relays, clients

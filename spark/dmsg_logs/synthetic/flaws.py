@@ -125,7 +125,7 @@ class Plan:
 
     @property
     def good(self) -> Bools:
-        """Lines of which one whole copy is in the landing zone."""
+        """Lines with one whole copy in the landing zone."""
         return (~self.lost & (self.replaced < 0)) | self.healed
 
 

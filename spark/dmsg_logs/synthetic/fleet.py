@@ -1,4 +1,4 @@
-"""Who is in the synthetic fleet and when each one runs: nodes, runs of their programs, sessions between them.
+"""The members of the synthetic fleet: nodes, runs of their programs, sessions between them.
 
 Everything follows from the seed. Times are Unix seconds as floats.
 """
@@ -362,7 +362,7 @@ class RunIndex:
 
 
 def as_dict(fleet: Fleet) -> dict[str, Any]:
-    """What is planted in the fleet, for the truth."""
+    """The planted faults of the fleet, for the truth."""
 
     def key(node: int) -> str:
         return fleet.nodes[node].key

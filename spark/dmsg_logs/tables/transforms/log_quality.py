@@ -1,4 +1,4 @@
-"""How complete each run's log is: gaps in its numbers, late lines, and what the files' accounts say.
+"""The completeness of each run's log: gaps in its numbers, late lines, and the accounts of its files.
 
 One row for each run; if the lines of a run name several roles, one row for each role. Facts about the run as a whole, its
 gaps and its files, then stand in only one of these rows, so that sums are right. A run writes its numbers ``seq`` without

@@ -1,4 +1,4 @@
-"""How long two clients wait for each other, day by day and relay by relay."""
+"""Latency between pairs of clients, by day and relay."""
 
 from __future__ import annotations
 

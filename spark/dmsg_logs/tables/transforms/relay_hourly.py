@@ -1,4 +1,4 @@
-"""What each relay did in each hour, from its own lines."""
+"""The activity of each relay in each hour, from its own lines."""
 
 from __future__ import annotations
 
