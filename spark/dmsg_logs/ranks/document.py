@@ -42,7 +42,7 @@ FORMAT: Final = "dmsg-relay-ranks"
 VERSION: Final = 1
 #: Age of the oldest evidence, in seconds; older evidence would count less than a sixteenth.
 WINDOW_S: Final = 86_400
-#: Lifetime of a document, in seconds: two daily runs may fail before scores fade.
+#: Lifetime of a document, in seconds: scores count in full for the first half, then ever less.
 LIFETIME_S: Final = 172_800
 #: Longest document that readers take; a longer one is not written.
 DOCUMENT_LIMIT_BYTES: Final = 4 * 1024 * 1024
