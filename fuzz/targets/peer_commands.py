@@ -23,6 +23,7 @@ DICTIONARY = (
     b"\xed\xa0\x80",
 )
 _LISTS, _LISTS_OF_A_TWIN = 7, 3
+_BYTES, _BYTES_OF_A_TWIN, _BYTES_BEYOND = 40, 15, 4
 
 
 def one_input(data: bytes) -> None:
@@ -31,7 +32,14 @@ def one_input(data: bytes) -> None:
     if choices.flag():
         _name(as_text(choices.rest()))
         return
-    with mock.patch.multiple(commands, UNSERVED_COMMANDS=_LISTS, UNSERVED_COMMANDS_OF_A_TWIN=_LISTS_OF_A_TWIN):
+    with mock.patch.multiple(
+        commands,
+        UNSERVED_COMMANDS=_LISTS,
+        UNSERVED_COMMANDS_OF_A_TWIN=_LISTS_OF_A_TWIN,
+        UNSERVED_BYTES=_BYTES,
+        UNSERVED_BYTES_OF_A_TWIN=_BYTES_OF_A_TWIN,
+        UNSERVED_BYTES_BEYOND=_BYTES_BEYOND,
+    ):
         _operations(choices)
 
 
@@ -56,6 +64,8 @@ class _List:
         self.twin = twin
         self.pushed = 0
         self.until = until
+        #: Bytes in it, by the twin that sent them.
+        self.bytes: Counter[int] = Counter()
         #: Number of the operation that last pushed a request.
         self.at = at
 
@@ -66,11 +76,13 @@ class _Model:
     def __init__(self) -> None:
         self.lists: dict[str, _List] = {}
 
-    def admit(self, command: str, twin: int, now: float, at: int) -> tuple[bool, set[str]]:
+    def admit(self, command: str, twin: int, size: int, now: float, at: int) -> tuple[bool, set[str]]:
         """Whether the request may be pushed, and the commands one of which must give way for it, if any."""
         self.lists = {name: one for name, one in self.lists.items() if one.until > now}
         one = self.lists.get(command)
         gone: set[str] = set()
+        if (one is None or one.twin is not None) and not self._takes(twin, size):
+            return False, gone
         if one is None:
             counts = self.counts()
             if counts[twin] >= _LISTS_OF_A_TWIN:
@@ -86,6 +98,18 @@ class _Model:
         one.until = now + KEEP_COMMAND_S
         one.at = at
         return True, gone
+
+    def _takes(self, twin: int, size: int) -> bool:
+        """Whether lists that no service has taken from have room for ``size`` bytes more of ``twin``."""
+        has = self.bytes()
+        own, after = has[twin] + size, has.total() + size
+        if after > _BYTES:
+            return own <= _BYTES_BEYOND and after <= 2 * _BYTES
+        return own <= _BYTES_OF_A_TWIN
+
+    def bytes(self) -> Counter[int]:
+        """What each twin has in lists that no service has taken from."""
+        return sum((one.bytes for one in self.lists.values() if one.twin is not None), Counter())
 
     def counts(self) -> Counter[int]:
         """For each twin, the number of its lists from which no service has taken."""
@@ -108,17 +132,19 @@ def _operations(choices: Choices) -> None:
                 now += choices.byte() * 16
                 continue
             case 1 | 2:
-                length = choices.byte() % 4
+                length, twin, size = choices.byte() % 8, choices.byte() % 6, choices.below(8)
                 one = model.lists.get(command)
-                commands.pushed(command, commands.list_made(command), length, now)
+                commands.pushed(command, commands.list_made(command), twin, size, length, now)
                 if one is not None and one.twin is not None:
                     one.pushed += 1
                     if length < one.pushed:
                         one.twin, one.until = None, now + KEEP_COMMAND_S
+                    elif size:
+                        one.bytes[twin] += size
             case _:
-                twin = choices.byte() % 6
-                admitted, gone = model.admit(command, twin, now, at)
-                assert commands.admit(command, twin, now) is admitted
+                twin, size = choices.byte() % 6, choices.below(8)
+                admitted, gone = model.admit(command, twin, size, now, at)
+                assert commands.admit(command, twin, size, now) is admitted
                 assert len(commands.gone) == bool(gone) and set(commands.gone) <= gone
                 for name in commands.gone:
                     del model.lists[name]
@@ -135,6 +161,8 @@ def _check(commands: Commands, model: _Model) -> None:
         name: one.twin for name, one in model.lists.items() if one.twin is not None
     }
     assert {twin: len(names) for twin, names in commands._of_twin.items()} == dict(counts)
+    has = model.bytes()
+    assert (commands._bytes, commands._bytes_of) == (has.total(), has)
     assert commands._tally.most == max(counts.values(), default=0) and len(commands._tally) == len(counts)
 
 
@@ -152,20 +180,23 @@ def seeds() -> Iterator[bytes]:
         "\ud800",
     ):
         yield b"\x01" + name.encode("utf-8", "surrogatepass")
-    ask = b"".join(bytes((number, 3, number // 3)) for number in range(7))
-    yield b"\x00" + ask + b"\x07\x03\x05" + b"\x08\x03\x05"
-    yield b"\x00" + ask[:9] + b"\x03\x03\x00"
-    yield b"\x00" + ask + b"\x00\x03\x00" + b"\x07\x03\x04\x08\x03\x04"
+    ask = b"".join(bytes((number, 3, number // 3, 1)) for number in range(7))
+    yield b"\x00" + ask + b"\x07\x03\x05\x01" + b"\x08\x03\x05\x01"
+    yield b"\x00" + ask[:12] + b"\x03\x03\x00\x01"
+    yield b"\x00" + ask + b"\x00\x03\x00\x01" + b"\x07\x03\x04\x01\x08\x03\x04\x01"
+    taken = b"\x00\x01\x01\x05\x01" * 2
+    yield b"\x00" + ask + taken + b"\x00\x03\x05\x07" + b"\x00\x00\x74" + b"\x01\x03\x01\x01" + b"\x00\x00\xff" + ask
+    again = b"\x0b\x03\x05\x01" * 2 + b"\x0b\x01\x00\x05\x01"
+    yield b"\x00" + ask + b"\x00\x00\x40" + ask[:8] + b"\x00\x00\x40" + again
+    even = b"".join(bytes((number, 3, twin, 1)) for number, twin in enumerate((0, 0, 0, 1, 1, 2, 2)))
+    yield b"\x00" + even + b"\x09\x03\x01\x01" + b"\x09\x03\x05\x01"
+    # Six twins fill what they have together, each in a list of its own; one has a little more, and time frees all of it.
+    full = b"".join(bytes((twin, 3, twin, 7)) + bytes((twin, 1, 7, twin, 7)) * 2 for twin in range(6))
     yield (
         b"\x00"
-        + ask
-        + b"\x00\x01\x01\x00\x01\x01\x00\x03\x05"
-        + b"\x00\x00\x74"
-        + b"\x01\x03\x01"
+        + full
+        + b"".join(bytes((6, 3, twin, size)) for twin in (0, 5) for size in (7, 1))
         + b"\x00\x00\xff"
-        + ask
+        + full
     )
-    yield b"\x00" + ask + b"\x00\x00\x40" + ask[:6] + b"\x00\x00\x40" + b"\x0b\x03\x05" * 2 + b"\x0b\x01\x00"
-    even = b"".join(bytes((number, 3, twin)) for number, twin in enumerate((0, 0, 0, 1, 1, 2, 2)))
-    yield b"\x00" + even + b"\x09\x03\x01" + b"\x09\x03\x05"
     yield b"\x00" + bytes((number * 37) % 256 for number in range(360))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from typing import Final
 
 from dmsg.rmb.core.limits import MAX_COMMAND_BYTES, MAX_TTL_S
@@ -29,6 +29,11 @@ OWN: Final = "rmb."
 #: because the senders choose the names. When there are all, the twin that made most gives one up for one that made fewer.
 UNSERVED_COMMANDS: Final = 1_000
 UNSERVED_COMMANDS_OF_A_TWIN: Final = 100
+#: Bytes in these lists that one twin has sent; and in all of them, above which a twin may have the third number only, so that
+#: the twins that fill them keep nobody else out. At twice the second number nobody may add to them.
+UNSERVED_BYTES_OF_A_TWIN: Final = 64 * 1024 * 1024
+UNSERVED_BYTES: Final = 256 * 1024 * 1024
+UNSERVED_BYTES_BEYOND: Final = 256 * 1024
 #: A list is kept this long after the last request was pushed, in seconds: no request in it is good for longer.
 KEEP_COMMAND_S: Final = MAX_TTL_S + 60
 
@@ -42,12 +47,14 @@ def list_of(command: str) -> str | None:
 
 
 class _Unserved:
-    __slots__ = ("pushed", "twin", "until")
+    __slots__ = ("bytes", "pushed", "twin", "until")
 
     def __init__(self, twin: int) -> None:
         self.twin = twin
         self.pushed = 0
         self.until = 0.0
+        #: What is in the list, by the twins that have sent it.
+        self.bytes: Counter[int] = Counter()
 
 
 class Commands:
@@ -63,16 +70,21 @@ class Commands:
         #: The same for each twin that has some, and how many.
         self._of_twin: dict[int, OrderedDict[str, None]] = {}
         self._tally: Tally[int] = Tally()
+        #: Bytes in all unserved lists, and those that each twin has sent.
+        self._bytes = 0
+        self._bytes_of: Counter[int] = Counter()
         #: Commands that gave way to others: their lists are to be removed, and they from here.
         self.gone: list[str] = []
 
-    def admit(self, command: str, twin: int, now: float) -> bool:
-        """Whether a request of ``twin`` may be pushed to the list of ``command``."""
+    def admit(self, command: str, twin: int, size: int, now: float) -> bool:
+        """Whether a request of ``twin``, of ``size`` bytes, may be pushed to the list of ``command``."""
         self._forget(now)
         if command in self._served:
             self._served[command] = now + KEEP_COMMAND_S
             self._served.move_to_end(command)
             return True
+        if not self._has_room(twin, size):
+            return False
         if command not in self._unserved:
             made = self._tally[twin]
             if made >= UNSERVED_COMMANDS_OF_A_TWIN:
@@ -95,8 +107,8 @@ class Commands:
         """Which list of ``command`` a request that is admitted now goes to: another one, after it has given way."""
         return self._unserved.get(command)
 
-    def pushed(self, command: str, made: object, length: int, now: float) -> None:
-        """A request was pushed to the list that :meth:`list_made` gave, which has ``length`` now.
+    def pushed(self, command: str, made: object, twin: int, size: int, length: int, now: float) -> None:
+        """A request that was admitted was pushed to the list that :meth:`list_made` gave, which has ``length`` now.
 
         That is fewer than were pushed, if a service has taken one.
         """
@@ -106,6 +118,17 @@ class Commands:
             if length < one.pushed:
                 self._drop(command)
                 self._served[command] = now + KEEP_COMMAND_S
+                return
+            one.bytes[twin] += size
+            self._bytes_of[twin] += size
+            self._bytes += size
+
+    def _has_room(self, twin: int, size: int) -> bool:
+        """Whether ``twin`` may add ``size`` bytes to lists that no service has taken from."""
+        of_twin, after = self._bytes_of[twin] + size, self._bytes + size
+        if after <= UNSERVED_BYTES:
+            return of_twin <= UNSERVED_BYTES_OF_A_TWIN
+        return of_twin <= UNSERVED_BYTES_BEYOND and after <= 2 * UNSERVED_BYTES
 
     def _forget(self, now: float) -> None:
         while self._unserved and next(iter(self._unserved.values())).until <= now:
@@ -114,7 +137,13 @@ class Commands:
             self._served.popitem(last=False)
 
     def _drop(self, command: str) -> None:
-        twin = self._unserved.pop(command).twin
+        one = self._unserved.pop(command)
+        for sender, size in one.bytes.items():
+            self._bytes -= size
+            self._bytes_of[sender] -= size
+            if not self._bytes_of[sender]:
+                del self._bytes_of[sender]
+        twin = one.twin
         del self._of_twin[twin][command]
         if not self._of_twin[twin]:
             del self._of_twin[twin]

@@ -89,7 +89,7 @@ class Services:
         twin, size = request.source.twin, len(request.payload) + _REQUEST_BYTES
         of_twin = self._waiting_bytes.get(twin, 0) + size
         full = self._all_waiting_bytes + size > WAITING_REQUESTS_BYTES or of_twin > WAITING_REQUESTS_BYTES_OF_A_TWIN
-        if full or not self._commands.admit(command, twin, self._clock.seconds()):
+        if full or not self._commands.admit(command, twin, size, self._clock.seconds()):
             self._refuse(request, PeerCode.BUSY, "too many requests are waiting")
             return
         self._waiting_bytes[twin] = of_twin
@@ -98,7 +98,7 @@ class Services:
         gone, self._commands.gone = self._commands.gone, []
         if gone:
             self._hands.begin(self._remove(gone))
-        self._hands.begin(self._hand(request, command, key)).addBoth(self._handed, twin, size)
+        self._hands.begin(self._hand(request, command, key, size)).addBoth(self._handed, twin, size)
 
     async def _remove(self, commands: list[str]) -> None:
         """Remove the lists of ``commands``, if Redis is there; else they expire."""
@@ -112,15 +112,15 @@ class Services:
             del self._waiting_bytes[twin]
         return result
 
-    async def _hand(self, request: Accepted, command: str, key: str) -> None:
+    async def _hand(self, request: Accepted, command: str, key: str, size: int) -> None:
         try:
-            answer = await self._push(request, command, key)
+            answer = await self._push(request, command, key, size)
         except CancelledError:
             answer = PeerCode.BUSY, "the peer stops"
         if answer is not None:
             self._refuse(request, *answer)
 
-    async def _push(self, request: Accepted, command: str, key: str) -> tuple[int, str] | None:
+    async def _push(self, request: Accepted, command: str, key: str, size: int) -> tuple[int, str] | None:
         """Push ``request``, however long Redis is away; gives what to answer when it cannot be done."""
         data = IncomingRequest.of(request.envelope, request.payload).to_json()
         made = self._commands.list_made(command)
@@ -138,7 +138,8 @@ class Services:
             else:
                 if not length:
                     return PeerCode.BUSY, "too many requests are waiting for the service"
-                self._commands.pushed(command, made, length, self._clock.seconds())
+                twin, held = request.source.twin, max(size, len(data))
+                self._commands.pushed(command, made, twin, held, length, self._clock.seconds())
                 return None
             await self._retries.turn(ends_at - self._clock.seconds())
         return None

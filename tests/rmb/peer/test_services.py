@@ -230,6 +230,19 @@ async def test_many_twins_cannot_fill_redis_with_lists_and_leave_one_to_another(
 
 
 @pytest_twisted.ensureDeferred
+async def test_one_twin_cannot_fill_redis_with_large_requests_that_nobody_takes(peer: Peer, monkeypatch: Any) -> None:
+    monkeypatch.setattr(commands, "UNSERVED_BYTES_OF_A_TWIN", 1_000_000)
+    for number in range(3):
+        peer.gateway.request_received(request_of(7, f"made.up.{number}", payload=bytes(300_000)))
+        while peer.gateway.stats()["waiting_for_redis"]:
+            await peer.ask("PING")
+    assert (await refused(peer)).code == 109
+    peer.gateway.request_received(request_of(8, "real", payload=bytes(300_000)))
+    assert (await peer.take("msgbus.real"))["src"] == "8"
+    assert await peer.ask("dbsize") == 2, "base64 counts as it is in Redis"
+
+
+@pytest_twisted.ensureDeferred
 async def test_a_list_that_is_removed_while_a_request_is_pushed_counts_when_it_is_made_again(
     peer: Peer, monkeypatch: Any
 ) -> None:
