@@ -151,6 +151,8 @@ class HonestEnd(End):
         fate, peer = self.fate, self.peer
         if not fate.lost or peer is None or fate.aborted or not fate.lost[0].check(ConnectionDone):
             return
+        if peer.left:
+            return  # as with TCP: what it has may be acknowledged before it gives up, and a relay can keep that news back
         ended_by_peer = (self.habits.producer or self.habits.echoes) and not self.habits.half_closeable
         # Data that waits for its reader counts as taken.
         if peer.fate.received != fate.written and peer.reads_always and not ended_by_peer:
