@@ -1,4 +1,4 @@
-"""The seam an embedder of the Reliable Message Bus may replace: where twins are looked up."""
+"""The interface that an embedder of the Reliable Message Bus may implement itself: the look-up of twins."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 class ITwinRegistry(Interface):
     """Who the twins are. Every method is ``async``.
 
-    A failure that may pass is :class:`~dmsg.rmb.twins.errors.RegistryError`: the question is still open, and nothing may
-    be concluded about the twin. Implementations cache: these may be asked for every envelope.
+    A temporary failure raises :class:`~dmsg.rmb.twins.errors.RegistryError`, from which callers may conclude nothing about
+    the twin. Implementations have to cache: callers may ask for every envelope.
     """
 
     async def get(twin: int) -> Twin | None:
@@ -29,10 +29,10 @@ class ITwinRegistry(Interface):
     async def update(key: TwinKey, relays: Iterable[str], pk: bytes | None) -> None:
         """Publish the relays (host names, perhaps with a port) and the encryption key of the twin whose account ``key`` is.
 
-        Both replace what was there. Nothing is written when nothing differs. Raises
+        Both replace the old values; if they equal these, nothing is written. Raises
         :class:`~dmsg.rmb.twins.errors.NoSuchAccount` if the account has no twin,
-        :class:`~dmsg.rmb.core.errors.InvalidTwin` for what the registry cannot hold.
+        :class:`~dmsg.rmb.core.errors.InvalidTwin` for values that the registry cannot hold.
         """
 
     async def close() -> None:
-        """Let go of files and connections; nothing may be asked afterwards."""
+        """Close files and connections; no method may be called afterwards."""

@@ -1,4 +1,4 @@
-"""The key file of a twin: one line, the kind of key and its secret, as in ``ed25519 0x…``; for its owner only."""
+"""The key file of a twin, readable only by its owner: one line, the kind of key and its secret, as in ``ed25519 0x…``."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def make_twin_key(path: str | os.PathLike[str], kind: KeyType, random: Callable[
 
 
 def read_twin_key(path: str | os.PathLike[str], *, owners: Collection[int] = ()) -> TwinKey:
-    """The key in the file ``path``, whose secret may also be the 12 to 24 words of one.
+    """The key in the file ``path``. Its secret is hex, or a phrase of 12 to 24 words.
 
     Raises ``KeyFileError`` when the file is missing, malformed, or open to others. ``owners`` are uids that may own it
-    beside this process's user and root.
+    besides this process's user and root.
     """
     content = read_private(path, LIMIT_BYTES, owners, made_by="dmsg rmb twin create")
     kind, _, secret = content.decode("utf-8", "replace").strip().partition(" ")
@@ -39,7 +39,7 @@ def read_twin_key(path: str | os.PathLike[str], *, owners: Collection[int] = ())
 
 
 def read_secret_file(path: str | os.PathLike[str], *, owners: Collection[int] = ()) -> bytes:
-    """The 32 bytes that a file with nothing but a secret stands for, words or hex; raises as :func:`read_twin_key`."""
+    """The 32 bytes of the secret in a file that holds only a secret, as words or hex; raises as :func:`read_twin_key`."""
     try:
         return read_secret(read_private(path, LIMIT_BYTES, owners).decode("utf-8", "replace"))
     except InvalidSecret as error:

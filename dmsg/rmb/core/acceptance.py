@@ -1,6 +1,6 @@
-"""What a receiver takes, in the order in which it looks: :ref:`spec-rmb-acceptance`. Pure.
+"""Which envelopes a receiver accepts, with the checks in their order: :ref:`spec-rmb-acceptance`. Pure.
 
-Between the two steps the registry is asked for the sender, which takes time.
+Between the two steps, :meth:`Receiver.admit` and :meth:`Receiver.open`, the caller looks the sender up, which takes time.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from dmsg.rmb.core.twin import Twin
 from dmsg.rmb.core.wire import Envelope
 from dmsg.sansio.tally import Tally
 
-#: UTF-8 takes at most this for a character: texts of fewer characters need not be encoded to be measured.
+#: Most bytes of a character in UTF-8: a text short enough by this measure need not be encoded to check its length.
 _CHARACTER_BYTES = 4
 
 
 class SeenMessages:
-    """Which messages came before, until they are over: a message of a twin is known by its uid and its kind.
+    """Remembers messages until they expire, to detect duplicates. A twin's message is identified by its uid and kind.
 
-    At most ``capacity`` are remembered. When there are more, the oldest of the twin with the most is forgotten, so that
-    a twin that sends much does not make another's messages new again.
+    At most ``capacity`` are remembered. Above that, the oldest message of the twin with the most is forgotten, so that a
+    twin that sends much does not make another twin's messages new again.
     """
 
     __slots__ = ("_capacity", "_count", "_tally", "_twins")
@@ -61,7 +61,7 @@ class SeenMessages:
         return self._count
 
     def has(self, twin: int, uid: str, kind: str, now: float) -> bool:
-        """Whether the message is remembered, and is not over."""
+        """Whether the message is remembered and has not expired."""
         seen = self._twins.get(twin)
         return seen is not None and seen.get((uid, kind), now) > now
 
@@ -82,7 +82,7 @@ class SeenMessages:
         return True
 
     def _forget_old(self, twin: int, now: float) -> None:
-        """Forget what is over of ``twin``, up to the first that is not; its turn comes again when all had theirs."""
+        """Forget the expired messages of ``twin``, up to the first that is still valid, and move ``twin`` to the end."""
         seen = self._twins.get(twin)
         while seen and next(iter(seen.values())) <= now:
             self._forget(twin)
@@ -102,8 +102,8 @@ class SeenMessages:
 class Receiver:
     """Decides for one session of a twin. ``awaits(uid)`` says whether an answer to that message is awaited.
 
-    An ``encryption`` of ``None`` is for twins without a published key. ``allow_plain`` takes payloads that are not
-    encrypted though they could be.
+    ``encryption`` is ``None`` for a twin without a published key. ``allow_plain`` accepts payloads that are not encrypted
+    though both twins have keys.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Receiver:
         self._allow_plain = allow_plain
 
     def admit(self, envelope: Envelope, now: float) -> int | None:
-        """The twin to look up for :meth:`open`, or ``None`` for a relay's error, which is taken as it is.
+        """The twin to look up for :meth:`open`, or ``None`` for a relay's error, which is accepted as it is.
 
         Raises a kind of :class:`~dmsg.rmb.core.errors.EnvelopeRefused`.
         """
@@ -131,14 +131,14 @@ class Receiver:
         check_texts(envelope)
         from_relay = kind == "error" and not envelope.source.twin
         destination = SessionAddress.of(envelope.destination)
-        # The public relay leaves the destination out of an error that came after its sender had gone.
+        # The public relay leaves out the destination of an error if the sender of the request has disconnected.
         if destination != self.address and not (from_relay and not destination.twin):
             raise WrongDestination
         if remaining(now, envelope.timestamp, envelope.expiration, late_s=LATE_S) is None:
             raise EnvelopeExpired
         source = envelope.source.twin
         if source:
-            # Only what was signed is remembered. Checking that again takes 100 µs, which a flood of copies could use.
+            # Only messages with a good signature are remembered. A flood of copies could use the 100 µs that a check takes.
             if self.seen.has(source, envelope.uid, kind, now):
                 raise Replayed
             return source
@@ -147,9 +147,9 @@ class Receiver:
         return None
 
     def open(self, envelope: Envelope, sender: Twin | None, now: float) -> bytes:
-        """The payload of an admitted envelope, decrypted, if ``sender``, the twin it is from, signed it.
+        """The decrypted payload of an admitted envelope, if ``sender``, its source, has signed it.
 
-        Raises a kind of :class:`~dmsg.rmb.core.errors.EnvelopeRefused`. A message that passed does not pass again.
+        Raises a kind of :class:`~dmsg.rmb.core.errors.EnvelopeRefused`. A message passes only once.
         """
         if sender is None or sender.id != envelope.source.twin:
             raise UnknownSource(envelope.source.twin)
@@ -169,7 +169,7 @@ class Receiver:
             if their_pk is None or self._encryption is None:
                 raise NoSenderKey
             return self._encryption.decrypt(their_pk, envelope.cipher)
-        # An answer or an error may be empty. A request may not: with its signature alone it could be for another twin.
+        # A plain answer or error may be empty. A plain request may not: with its signature alone it could be for another twin.
         if envelope.plain or envelope.HasField("request"):
             both_have_keys = their_pk is not None and self._encryption is not None
             if both_have_keys and not self._allow_plain:
@@ -178,7 +178,7 @@ class Receiver:
 
 
 def check_texts(envelope: Envelope) -> None:
-    """Raise :class:`~dmsg.rmb.core.errors.OverlongText` for a text that no receiver takes."""
+    """Raise :class:`~dmsg.rmb.core.errors.OverlongText` for a text that no receiver accepts."""
     for name, text, limit_bytes in (
         ("uid", envelope.uid, MAX_UID_BYTES),
         ("tags", envelope.tags, MAX_TAGS_BYTES),
@@ -189,6 +189,6 @@ def check_texts(envelope: Envelope) -> None:
     ):
         if len(text) * _CHARACTER_BYTES > limit_bytes and len(text.encode()) > limit_bytes:
             raise OverlongText(name)
-    # Nothing reads them, but the signature covers them: half a million empty ones would take long to join.
+    # Nothing reads the relays, but the signature covers them: half a million empty texts would take long to join.
     if len(envelope.relays) > MAX_RELAYS:
         raise OverlongText("relays")

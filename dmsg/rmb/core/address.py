@@ -1,4 +1,4 @@
-"""The address of a session: a twin, and which of its connections. Pure."""
+"""The address of a session: a twin, and the name of one of its connections. Pure."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 class SessionAddress(NamedTuple):
-    """A twin's number, and the text its connection calls itself: ``None`` (no text) and ``""`` are two connections."""
+    """A twin's number, and the name of its connection: ``None`` (no name) and ``""`` are two different connections."""
 
     twin: int
     connection: str | None = None
 
     @classmethod
     def of(cls, address: Address) -> Self:
-        """What stands in an envelope; a missing address is twin 0."""
+        """The address in a field of an envelope; a missing address is twin 0."""
         return cls(address.twin, address.connection if address.HasField("connection") else None)
 
     @classmethod

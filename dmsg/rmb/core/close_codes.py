@@ -9,13 +9,13 @@ class CloseCode(IntEnum):
     """Why a relay closes a session: codes of the private range of WebSocket, and those of the standard."""
 
     GOING_AWAY = 1001
-    #: A newer connection has the same twin and the same name.
+    #: A newer connection of the same twin has the same name.
     REPLACED = 4001
-    #: A message that is no envelope.
+    #: The client sent a message that is not an envelope.
     MALFORMED = 4002
-    #: It takes nothing of what waits for it, or too much waits for it.
+    #: The client reads nothing of its queue, or the session takes too much memory.
     SLOW_CONSUMER = 4003
-    #: Its place is needed for others.
+    #: The relay needs the place for others.
     EVICTED = 4004
-    #: Its twin has as many sessions as it may.
+    #: The twin has too many sessions.
     TOO_MANY_SESSIONS = 4005

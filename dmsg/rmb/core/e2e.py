@@ -1,6 +1,6 @@
 """Encryption from twin to twin: the payload of an envelope, which no relay can read. Pure.
 
-Both keys are long-lived, so who learns one reads what was sent before: see :ref:`spec-rmb-e2e`.
+Both keys are long-lived, so whoever learns one can also read earlier messages: see :ref:`spec-rmb-e2e`.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from dmsg.rmb.core.errors import E2eError
 from dmsg.rmb.core.limits import SHARED_KEYS
 
 NONCE_BYTES: Final = 12
-#: How much longer a cipher is than what is in it.
+#: Bytes by which a cipher is longer than its plain text.
 OVERHEAD_BYTES: Final = NONCE_BYTES + TAG_BYTES
 
 
 class EncryptionKey:
     """A twin's secp256k1 key, made of the same 32 bytes as its signing key. ``public_key`` (33 bytes) is published.
 
-    Keys shared with other twins are kept, the last :data:`~dmsg.rmb.core.limits.SHARED_KEYS`: making one takes 30 µs.
+    The last :data:`~dmsg.rmb.core.limits.SHARED_KEYS` keys shared with other twins are cached: making one takes 30 µs.
     """
 
     __slots__ = ("_key", "_shared", "public_key")
 
     def __init__(self, secret: bytes) -> None:
-        """Raises :class:`~dmsg.rmb.core.errors.E2eError` for a secret that is no number below the curve's order."""
+        """Raises :class:`~dmsg.rmb.core.errors.E2eError` unless the secret is a number from 1 to the curve's order less 1."""
         try:
             self._key = SecretKey(secret)
         except InvalidKey:
@@ -52,14 +52,14 @@ class EncryptionKey:
         return made
 
     def encrypt(self, their_pk: bytes, data: bytes, nonce: bytes) -> bytes:
-        """``data`` for the holder of ``their_pk``; ``nonce`` is 12 random bytes, never the same for the same two twins.
+        """Encrypt ``data`` for the holder of ``their_pk``; ``nonce`` is 12 random bytes, never reused by the same two twins.
 
-        Raises :class:`~dmsg.rmb.core.errors.E2eError` when ``their_pk`` is no public key.
+        Raises :class:`~dmsg.rmb.core.errors.E2eError` when ``their_pk`` is not a public key.
         """
         return nonce + self._pair(their_pk)[0](nonce, data, None)
 
     def decrypt(self, their_pk: bytes, cipher: bytes) -> bytes:
-        """What the holder of ``their_pk`` encrypted for us, or we for them; raises ``E2eError``."""
+        """Decrypt what the holder of ``their_pk`` encrypted for us, or we for them; raises ``E2eError``."""
         open_ = self._pair(their_pk)[1]
         if len(cipher) < OVERHEAD_BYTES:
             raise E2eError("invalid cipher data")

@@ -1,7 +1,7 @@
-"""What the Reliable Message Bus can refuse or fail for; all data is in attributes. Pure.
+"""The errors and refusals of the Reliable Message Bus; all data is in attributes. Pure.
 
-Texts that go over the wire are the public programs' own, by which their users tell problems apart. The codes are listed
-in :ref:`spec-rmb-problems`.
+Texts that go over the wire are those of the public programs, whose users tell problems apart by them. The codes are
+listed in :ref:`spec-rmb-problems`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dmsg.errors import DmsgError, LocalProtocolError, RemoteProtocolError
 
 
 class PeerCode(IntEnum):
-    """The ``code`` of an error that a receiver answers with; the public peer knows 100 to 106 and 500."""
+    """The ``code`` of an error with which a receiver answers; the public peer knows 100 to 106 and 500."""
 
     WRONG_PAYLOAD_TYPE = 100
     WRONG_PAYLOAD = 101
@@ -25,15 +25,15 @@ class PeerCode(IntEnum):
     PLAIN_REFUSED = 107
     #: Ours: no such command here.
     UNKNOWN_COMMAND = 108
-    #: Ours: the receiver has as many requests under way as it takes.
+    #: Ours: the receiver has reached its limit of requests under way.
     BUSY = 109
-    #: What handlers of the Go and Python programs raise.
+    #: A handler of the Go and Python programs raised an error.
     HANDLER_FAILED = 255
     OTHER = 500
 
 
 class RelayProblem(Enum):
-    """Why a relay does not deliver: ``code`` is ours (the public relay says 0 always), ``text`` the public relay's."""
+    """Why a relay does not deliver: ``code`` is ours (the public relay always sends 0), ``text`` the public relay's."""
 
     RATE_LIMITED = 120, "exceeded rate limits, dropping message"
     WRONG_SOURCE = 121, "message wrong source"
@@ -56,16 +56,16 @@ class RelayProblem(Enum):
 
     @classmethod
     def is_certain(cls, text: str) -> bool:
-        """Whether a relay that says ``text`` has certainly not passed the envelope on.
+        """Whether a relay that answers ``text`` has certainly not passed the envelope on.
 
-        It may have when it says that it could not, that its time is over, or does not say why: another relay may have got it
-        and not said so.
+        It is not certain for a failed routing, an overload, an expired message or an unknown text: another relay may have
+        received the envelope without confirming it.
         """
         return any(text == one.text for one in cls if one not in (cls.NOT_STORED, cls.OVERLOADED, cls.EXPIRED))
 
 
 class InvalidTwin(DmsgError, ValueError):
-    """What cannot be the number, the account, a relay or the encryption key of a twin."""
+    """A value that cannot be the number, the account, a relay or the encryption key of a twin."""
 
 
 class InvalidLimit(DmsgError, ValueError):
@@ -73,11 +73,11 @@ class InvalidLimit(DmsgError, ValueError):
 
 
 class InvalidSecret(DmsgError, ValueError):
-    """What is no secret of a twin: not a BIP-39 phrase, and not 0x and 64 hex digits."""
+    """A text that is not the secret of a twin: neither a BIP-39 phrase, nor 0x and 64 hex digits."""
 
 
 class InvalidMessage(DmsgError, ValueError):
-    """A JSON message of a local program that is none. ``problem`` says why, ``reply_to`` and ``reference`` who to tell."""
+    """A malformed JSON message of a local program. ``problem`` is the reason, ``reply_to`` and ``reference`` who to tell."""
 
     def __init__(self, problem: str, reply_to: str = "", reference: str | None = None) -> None:
         super().__init__(problem)
@@ -87,14 +87,14 @@ class InvalidMessage(DmsgError, ValueError):
 
 
 class NoReceiverKey(DmsgError):
-    """A payload for a twin that has published no key would go in plain text, which is not allowed here."""
+    """The receiver has published no key, so the payload would go in plain text, which is not allowed here."""
 
     def __init__(self) -> None:
         super().__init__("the receiver has published no key, and plain text is not allowed")
 
 
 class EnvelopeTooLarge(LocalProtocolError):
-    """An envelope of ``size`` bytes, which is more than relays take."""
+    """An envelope of ``size`` bytes, more than relays accept."""
 
     def __init__(self, size: int) -> None:
         super().__init__(f"an envelope of {size} bytes is too large")
@@ -102,7 +102,7 @@ class EnvelopeTooLarge(LocalProtocolError):
 
 
 class TokenRefused(RemoteProtocolError):
-    """A relay does not let this token in: the HTTP ``status`` and the ``text`` of the answer's body."""
+    """A relay refuses this token: the HTTP ``status`` and the ``text`` of the answer's body."""
 
     def __init__(self, status: int, text: str, reason: str) -> None:
         super().__init__("token", reason)
@@ -111,17 +111,17 @@ class TokenRefused(RemoteProtocolError):
 
 
 class MalformedEnvelope(RemoteProtocolError):
-    """Bytes that are not an envelope: not protobuf, or a text in them that is not UTF-8."""
+    """Bytes that are not an envelope: they are not protobuf, or a text in them is not UTF-8."""
 
     def __init__(self) -> None:
         super().__init__("envelope", "malformed")
 
 
 class EnvelopeRefused(RemoteProtocolError):
-    """An envelope that is not handed on. ``reason`` is for logs.
+    """An envelope that the receiver does not hand on. ``reason`` is for logs.
 
-    ``code`` and ``text`` are what the sender of a request is answered, unless ``code`` is ``None``: then an answer would
-    go to a twin that did not send it, or tell an attacker more than it knows.
+    ``code`` and ``text`` are the answer to the sender of a request. With a ``code`` of ``None`` there is no answer: it
+    would go to a twin that did not send the request, or tell an attacker something new.
     """
 
     def __init__(self, reason: str, code: PeerCode | None = None, text: str = "") -> None:
@@ -131,14 +131,14 @@ class EnvelopeRefused(RemoteProtocolError):
 
 
 class EnvelopeExpired(EnvelopeRefused):
-    """Its time is over, or it is stamped too far in the future."""
+    """The envelope has expired, or its stamp is too far in the future."""
 
     def __init__(self) -> None:
         super().__init__("expired", PeerCode.INVALID, "envelope validation error: message has expired")
 
 
 class UnknownSource(EnvelopeRefused):
-    """The registry does not have the twin that it says it is of."""
+    """The registry does not have the twin that the envelope names as its source."""
 
     def __init__(self, twin: int) -> None:
         super().__init__("unknown twin", PeerCode.UNKNOWN_TWIN, f"unknown twin id '{twin}'")
@@ -146,7 +146,7 @@ class UnknownSource(EnvelopeRefused):
 
 
 class BadSignature(EnvelopeRefused):
-    """Not signed by the account. ``problem`` is the text of what is wrong with it."""
+    """Not signed by the account. ``problem`` says what is wrong with the signature."""
 
     def __init__(self, problem: str) -> None:
         super().__init__("bad signature", PeerCode.BAD_SIGNATURE, f"invalid envelope signature: {problem}")
@@ -161,7 +161,7 @@ class NoSenderKey(EnvelopeRefused):
 
 
 class E2eError(EnvelopeRefused):
-    """What cannot be encrypted or decrypted. ``problem`` is the text of why."""
+    """Encryption or decryption failed. ``problem`` says why."""
 
     def __init__(self, problem: str) -> None:
         super().__init__("encryption", PeerCode.ENCRYPTION, f"e2e error: {problem}")
@@ -169,21 +169,21 @@ class E2eError(EnvelopeRefused):
 
 
 class PlainRefused(EnvelopeRefused):
-    """Not encrypted, though both sides have keys: who holds the signing key alone could pretend to be the twin."""
+    """Not encrypted, though both sides have keys: the signing key alone must not be enough to impersonate the twin."""
 
     def __init__(self) -> None:
         super().__init__("plain", PeerCode.PLAIN_REFUSED, "plain payload refused: encrypt to the key in the registry")
 
 
 class UnsignedSource(EnvelopeRefused):
-    """From twin 0, and not an error about a message that waits for an answer: anyone could have made it."""
+    """From twin 0, but not an error about a message that awaits an answer: anyone could have made it."""
 
     def __init__(self) -> None:
         super().__init__("unsigned source")
 
 
 class WrongDestination(EnvelopeRefused):
-    """Addressed to another twin. A relay or an eavesdropper has brought it here."""
+    """Addressed to another session. A relay or an eavesdropper has brought it here."""
 
     def __init__(self) -> None:
         super().__init__("wrong destination")
@@ -204,7 +204,7 @@ class NoMessage(EnvelopeRefused):
 
 
 class OverlongText(EnvelopeRefused):
-    """A ``field`` of the envelope is longer than any of use."""
+    """A ``field`` of the envelope is longer than receivers accept."""
 
     def __init__(self, field: str) -> None:
         super().__init__(f"overlong {field}")

@@ -1,4 +1,4 @@
-"""A bounded queue that several sources share: they take turns, and the one with the most in it loses what does not fit. Pure."""
+"""A bounded queue that several sources share: they take turns, and an overflow drops items of the largest source. Pure."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class _Line(Generic[T]):
 
 
 class FairQueue(Generic[K, T]):
-    """At most ``count`` things with ``size_bytes`` in all. A thing has a source, and sources take turns in leaving.
+    """At most ``count`` items with ``size_bytes`` in all. Each item has a source; :meth:`take` serves the sources in turn.
 
-    Above a limit, things of the source with the most bytes are given back, the latest first; that may be the thing that
-    has just been put. So a source that puts less than its equal part never loses anything.
+    Above a limit, items of the source with the most bytes are dropped, the latest first; that may be the item that was
+    just put. So a source that puts less than its equal share never loses anything.
     """
 
     __slots__ = ("_count", "_limit", "_limit_bytes", "_lines", "size_bytes")
@@ -35,7 +35,7 @@ class FairQueue(Generic[K, T]):
         self.size_bytes = 0
 
     def put(self, source: K, thing: T, size_bytes: int) -> list[T]:
-        """Add ``thing``, of ``size_bytes``; gives what had to leave for it, which may be ``thing`` itself."""
+        """Add ``thing``, of ``size_bytes``; returns the dropped items, which may include ``thing`` itself."""
         line = self._lines.get(source)
         if line is None:
             line = self._lines[source] = _Line()
@@ -57,7 +57,7 @@ class FairQueue(Generic[K, T]):
         return line.size_bytes, len(line.items)
 
     def take(self, may: Callable[[K], bool] = lambda source: True) -> T | None:
-        """The oldest thing of the source whose turn it is, of those that ``may`` have one; ``None`` if there is none."""
+        """Take the oldest item of the next source that ``may`` have a turn; ``None`` if there is none."""
         for source, line in self._lines.items():
             if may(source):
                 thing, size = line.items.popleft()

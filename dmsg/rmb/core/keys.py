@@ -1,6 +1,6 @@
-"""The keys of twins: one secret, which signs by ed25519 or by sr25519, and decrypts by secp256k1. Pure.
+"""The keys of twins: one secret, which signs with ed25519 or sr25519, and decrypts with secp256k1. Pure.
 
-A signature is a letter that says of which kind it is, and 64 bytes. See :ref:`spec-rmb-signature`.
+A signature is a letter for its kind, and 64 bytes. See :ref:`spec-rmb-signature`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dmsg.rmb.core.errors import BadSignature, InvalidSecret
 SECRET_BYTES: Final = 32
 SIGNATURE_BYTES: Final = 65
 _PHRASE_ROUNDS: Final = 2048
-#: The neutral point of ristretto255 has no secret key: signatures of sr25519 that fit it can be made without one.
+#: The neutral point of ristretto255: anyone can make sr25519 signatures that verify with it, without a secret key.
 _NEUTRAL: Final = bytes(32)
 
 
@@ -38,8 +38,8 @@ class KeyType(Enum):
 def read_secret(text: str) -> bytes:
     """The 32 bytes that ``text`` stands for: ``0x`` and 64 hex digits, or the words of a BIP-39 phrase in English.
 
-    The secret of a phrase is Substrate's, which is made of the phrase's entropy, and not that of BIP-39, which is made of
-    its words. Raises :class:`~dmsg.rmb.core.errors.InvalidSecret`, also for paths of derivation (``//Alice``).
+    The secret of a phrase is derived as in Substrate, from the phrase's entropy, and not as in BIP-39, from its words.
+    Raises :class:`~dmsg.rmb.core.errors.InvalidSecret`, also for derivation paths (``//Alice``).
     """
     text = text.strip()
     if text.startswith("0x"):
@@ -58,7 +58,7 @@ def read_secret(text: str) -> bytes:
 
 
 class TwinKey:
-    """What a twin signs with. ``account`` is its public key of 32 bytes. Never printed."""
+    """The key with which a twin signs. ``account`` is its public key of 32 bytes. The secret is never printed."""
 
     __slots__ = ("_sign", "account", "kind", "secret")
 
@@ -82,7 +82,7 @@ class TwinKey:
         return f"<TwinKey {self.kind.value} of {self.account.hex()}>"
 
     def sign(self, message: bytes) -> bytes:
-        """The signature of 65 bytes over ``message``. That of sr25519 is another each time; the library draws for it."""
+        """The signature of 65 bytes over ``message``. An sr25519 signature differs each time; the library draws the nonce."""
         return self.kind.letter + self._sign(message)
 
 

@@ -1,4 +1,4 @@
-"""When envelopes end. An envelope says when it was stamped, and for how many seconds from then on it is good. Pure.
+"""When envelopes expire. An envelope states its timestamp, and for how many seconds from then on it is valid. Pure.
 
 Times are seconds of Unix time, whole ones in envelopes. See :ref:`spec-rmb-lifetime`.
 """
@@ -9,9 +9,9 @@ from dmsg.rmb.core.limits import MAX_AHEAD_S, MAX_TTL_S
 
 
 def stamp(now: int, timestamp: int, expiration: int) -> tuple[int, int]:
-    """The timestamp and expiration of an envelope that is sent on at ``now``: its end stays the same.
+    """The timestamp and expiration of an envelope that is sent on at ``now``: it still ends at the same time.
 
-    A stamp that is 0 or later than now is replaced by now. What has ended gets an expiration of 0.
+    A timestamp of 0, or later than now, is replaced by now. An expired envelope gets an expiration of 0.
     """
     if timestamp == 0 or timestamp > now:
         return now, expiration
@@ -19,11 +19,11 @@ def stamp(now: int, timestamp: int, expiration: int) -> tuple[int, int]:
 
 
 def remaining(now: float, timestamp: int, expiration: int, *, late_s: int = 0) -> int | None:
-    """The whole seconds that an envelope is good for, at least 1, or ``None`` when it is over.
+    """The whole seconds for which an envelope is still valid, at least 1, or ``None`` when it has expired.
 
-    No envelope is good for more than :data:`~dmsg.rmb.core.limits.MAX_TTL_S` from its stamp on, and one stamped more
-    than :data:`~dmsg.rmb.core.limits.MAX_AHEAD_S` in the future for none at all. ``late_s`` are added to the end, for
-    receivers that allow for clocks that differ.
+    No envelope is valid for more than :data:`~dmsg.rmb.core.limits.MAX_TTL_S` from its timestamp on. An envelope stamped
+    more than :data:`~dmsg.rmb.core.limits.MAX_AHEAD_S` in the future is never valid. ``late_s`` is added to the end, by
+    receivers that allow for differing clocks.
     """
     if timestamp > now + MAX_AHEAD_S:
         return None

@@ -1,4 +1,4 @@
-"""How much a twin may send: so many envelopes and bytes in each window of time. Pure."""
+"""The rate limit of a twin: a number of envelopes and of bytes in each window of time. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Limit:
 
 
 def parse_limit(text: str) -> Limit:
-    """``COUNT,BYTES``, or the two with white space between them; raises :class:`~dmsg.rmb.core.errors.InvalidLimit`."""
+    """Read ``COUNT,BYTES`` or ``COUNT BYTES``; raises :class:`~dmsg.rmb.core.errors.InvalidLimit`."""
     match = _LIMIT.match(text)
     if not match:
         raise InvalidLimit("a limit is COUNT,BYTES")
@@ -32,8 +32,8 @@ def parse_limit(text: str) -> Limit:
 class FixedWindow:
     """Counts what one twin sends in windows that begin at multiples of ``window_s`` of Unix time.
 
-    An envelope larger than a whole window's bytes is refused and not counted; any other one is counted, also when it is
-    refused, so that who goes on sending stays refused until the window ends.
+    An envelope larger than a whole window's bytes is refused and not counted. All others are counted, also when they are
+    refused, so a twin that goes on sending stays refused until the window ends.
     """
 
     __slots__ = ("_bytes", "_count", "_window", "_window_s", "limit")

@@ -1,7 +1,7 @@
-"""The JSON that local programs and a peer hand each other: two kinds of requests, two of responses. Pure.
+"""The JSON between local programs and a peer: two kinds of requests, two of responses. Pure.
 
-``Outgoing`` is what a local program gives the peer, ``Incoming`` what it gets from it. Members stand in the order of the
-public peer, and those without a value are ``null``. See :ref:`spec-rmb-json`.
+A local program gives ``Outgoing`` messages to the peer and gets ``Incoming`` messages from it. Members are in the order of
+the public peer, and are ``null`` without a value. See :ref:`spec-rmb-json`.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from dmsg.rmb.core.limits import (
 from dmsg.rmb.core.replies import bounded_text
 from dmsg.rmb.core.wire import Backlog, Envelope
 
-#: The list that services answer to.
+#: The list to which services push their answers.
 REPLY_LIST: Final = "msgbus.system.reply"
-#: What the public peer gives answers of services to live, before it cuts that to MAX_TTL_S.
+#: Lifetime that the public peer gives answers of services, in seconds, before it cuts that to MAX_TTL_S.
 _RESPONSE_TTL_S: Final = 3600
 _VERSION: Final = 1
 _LAST_NUMBER: Final = 2**64 - 1
@@ -53,8 +53,8 @@ class JsonError:
 class OutgoingRequest:
     """A request of a local program to the twins ``destinations``.
 
-    Answers are to go to the list ``reply_to``, each with ``reference``. It is good for ``expiration`` seconds from
-    ``timestamp`` on, or from when it is read if that is 0.
+    Answers go to the list ``reply_to``, each with ``reference``. The request is valid for ``expiration`` seconds from
+    ``timestamp`` on, or from the time it is read if ``timestamp`` is 0.
     """
 
     reply_member: ClassVar[str] = "ret"
@@ -71,7 +71,7 @@ class OutgoingRequest:
 
     @classmethod
     def from_json(cls, data: bytes) -> OutgoingRequest:
-        """Read one; raises :class:`~dmsg.rmb.core.errors.InvalidMessage`, which says who to tell if that could be read."""
+        """Parse ``data``; raises :class:`~dmsg.rmb.core.errors.InvalidMessage`, which says who to tell if that is known."""
         members = _Members(data, cls.reply_member)
         return cls(
             reply_to=members.text("ret", MAX_REFERENCE_BYTES, empty=False),
@@ -101,9 +101,9 @@ class OutgoingRequest:
         )
 
     def times(self, now: int) -> tuple[int, int]:
-        """When its envelopes are from, and for how many seconds they are good.
+        """The timestamp of its envelopes, and for how many seconds from then on they are valid.
 
-        Raises :class:`~dmsg.rmb.core.errors.EnvelopeExpired` when the request is over, or was never good.
+        Raises :class:`~dmsg.rmb.core.errors.EnvelopeExpired` when the request has expired, or was never valid.
         """
         timestamp, expiration = stamp(now, self.timestamp, min(self.expiration, MAX_TTL_S))
         if remaining(now, timestamp, expiration) is None:
@@ -111,9 +111,9 @@ class OutgoingRequest:
         return timestamp, expiration
 
     def envelopes(self, uid: str, now: int) -> list[Envelope]:
-        """One for each destination, all of the same ``uid``, for :meth:`~dmsg.rmb.core.sender.Sender.seal`.
+        """An envelope for each destination, all with the same ``uid``, for :meth:`~dmsg.rmb.core.sender.Sender.seal`.
 
-        Raises :class:`~dmsg.rmb.core.errors.EnvelopeExpired` when the request is over, or was never good.
+        Raises :class:`~dmsg.rmb.core.errors.EnvelopeExpired` when the request has expired, or was never valid.
         """
         timestamp, expiration = self.times(now)
         found = []
@@ -129,14 +129,14 @@ class OutgoingRequest:
         return found
 
     def backlog(self, uid: str, now: int) -> Backlog:
-        """What a peer has to keep until the answers came: whose they are, and for how many seconds."""
+        """What a peer keeps until the answers have come: whose they are, and for how many seconds."""
         left = remaining(now, *stamp(now, self.timestamp, min(self.expiration, MAX_TTL_S)))
         return Backlog(uid=uid, reference=self.reference, reply_to=self.reply_to, ttl=left or 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IncomingRequest:
-    """A request that came for a local service. ``uid`` and ``source`` are what the answer has to repeat."""
+    """A request that came for a local service. The answer has to repeat ``uid`` and ``source``."""
 
     uid: str
     source: SessionAddress
@@ -194,7 +194,7 @@ class IncomingRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutgoingResponse:
-    """What a local service answers to the request ``uid`` of ``destination``: a payload, or an error."""
+    """A local service's answer to the request ``uid`` of ``destination``: a payload, or an error."""
 
     uid: str
     destination: SessionAddress
@@ -205,7 +205,7 @@ class OutgoingResponse:
 
     @classmethod
     def from_json(cls, data: bytes) -> OutgoingResponse:
-        """Read one; raises :class:`~dmsg.rmb.core.errors.InvalidMessage`. Beside an error ``dat`` is not looked at."""
+        """Parse ``data``; raises :class:`~dmsg.rmb.core.errors.InvalidMessage`. If there is an error, ``dat`` is ignored."""
         members = _Members(data)
         error = members.error("err")
         return cls(
@@ -246,10 +246,10 @@ class OutgoingResponse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IncomingResponse:
-    """What a local program gets for its request ``reference``.
+    """The answer that a local program gets for its request ``reference``.
 
-    ``source`` is the session that answered. For an error of a relay, or of the local peer, it is the twin that was called, or
-    from the public peer ``"0"`` or empty.
+    ``source`` is the session that answered. For an error of a relay, or of the local peer, ``source`` is the twin that was
+    called; from the public peer it is then ``"0"`` or empty.
     """
 
     reference: str | None
@@ -261,7 +261,7 @@ class IncomingResponse:
 
     @classmethod
     def of(cls, envelope: Envelope, payload: bytes, reference: str | None) -> IncomingResponse:
-        """The answer in ``envelope``, whose decrypted payload is ``payload``, to the request of that ``reference``."""
+        """The answer in ``envelope``, whose decrypted payload is ``payload``, to the request ``reference``."""
         error = envelope.error
         return cls(
             reference=reference,
@@ -311,7 +311,7 @@ def _error(error: JsonError | None) -> dict[str, Any] | None:
 
 
 class _Members:
-    """The members of a message, each read with its bounds; unknown ones are not looked at."""
+    """The members of a message, each read with its bounds; unknown members are ignored."""
 
     def __init__(self, data: bytes, reply_member: str = "") -> None:
         self._values: Mapping[str, Any] = {}
@@ -324,7 +324,7 @@ class _Members:
             raise self._invalid("not an object")
         self._values = values
         if reply_member:
-            # First, so that what is wrong with the others can be told. Where to is not known if these are wrong.
+            # Read these first, so that the sender can be told about errors in the others. If these are wrong, it is unknown.
             self._reply_to = self.text(reply_member, MAX_REFERENCE_BYTES)
             self._reference = self.optional("ref", MAX_REFERENCE_BYTES)
         self.number("ver")

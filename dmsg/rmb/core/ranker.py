@@ -15,10 +15,10 @@ _HOUR_S: Final = 3600
 
 
 class Ranker:
-    """Remembers the failures of relays for ``window_s`` seconds; a relay that fails no more is as good as new then.
+    """Remembers the failures of relays for ``window_s`` seconds; after that they no longer count against the relay.
 
-    At most :data:`~dmsg.rmb.core.limits.RANKED_RELAYS` relays are remembered, those that failed last, and the last
-    :data:`~dmsg.rmb.core.limits.RANKED_FAILURES` failures of each. ``now`` is seconds of any clock that does not jump.
+    It remembers at most :data:`~dmsg.rmb.core.limits.RANKED_RELAYS` relays, those that failed last, and the last
+    :data:`~dmsg.rmb.core.limits.RANKED_FAILURES` failures of each. ``now`` is in seconds on any monotonic clock.
     """
 
     __slots__ = ("_failures", "_random", "_window_s")
@@ -36,7 +36,7 @@ class Ranker:
             self._failures.popitem(last=False)
 
     def rate(self, relay: str, now: float) -> float:
-        """Failures of ``relay`` an hour, over the window."""
+        """Failures of ``relay`` per hour, over the window."""
         failures = self._failures.get(relay)
         if failures is None:
             return 0.0
@@ -45,8 +45,8 @@ class Ranker:
         return len(failures) * _HOUR_S / self._window_s
 
     def order(self, relays: Iterable[str], now: float) -> list[str]:
-        """``relays`` by their rates, the best first; equal ones in random order, so that they share the load."""
+        """``relays`` by their rates, the best first; equal relays in random order, so that they share the load."""
         candidates = list(relays)
-        if len(candidates) < 2:  # as for most twins: to draw and to sort takes microseconds
+        if len(candidates) < 2:  # most twins have one relay: skip the shuffle and the sort, which take microseconds
             return candidates
         return sorted(self._random.sample(candidates, len(candidates)), key=lambda relay: self.rate(relay, now))

@@ -1,7 +1,8 @@
-"""Envelopes that answer another one. Pure.
+"""Envelopes that answer another envelope. Pure.
 
-Those of a receiver have no source, no stamp and no signature yet: :class:`~dmsg.rmb.core.sender.Sender` adds them. Those of
-a relay stay without: it has no twin.
+Answers of a receiver have no source, timestamp and signature yet: :class:`~dmsg.rmb.core.sender.Sender` adds them. Errors
+of a relay have no source and no signature, because it has no twin.
+
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ _PONG: Final = b"hello world"
 
 
 def bounded_text(text: str) -> str:
-    """``text`` as an error may carry it: cut, and Unicode throughout."""
+    """``text`` as an error may carry it: valid Unicode, cut to the limit."""
     return text.encode("utf-8", "replace")[:MAX_ERROR_TEXT_BYTES].decode("utf-8", "ignore")
 
 
 def relay_error(
     request: Envelope, problem: RelayProblem, now: int, destination: SessionAddress | None = None
 ) -> Envelope:
-    """What a relay answers a ``request`` it does not deliver with; other kinds of messages get no answer.
+    """A relay's answer to a ``request`` that it does not deliver; other kinds of messages get no answer.
 
-    ``destination`` is the session that sent it, or ``None`` when that is not connected here (the public relay then
-    leaves the field out, and receivers take it). See :ref:`spec-rmb-problems`.
+    ``destination`` is the session that sent the request, or ``None`` when that is not connected here (the public relay then
+    leaves the field out, and receivers accept that). See :ref:`spec-rmb-problems`.
     """
     envelope = Envelope(uid=request.uid, timestamp=now, expiration=DEFAULT_TTL_S)
     if destination is not None:
@@ -38,9 +39,9 @@ def relay_error(
 
 
 def answer_ping(envelope: Envelope) -> None:
-    """Make the pong of a ping, as a relay answers browsers: addresses swapped, ``hello world`` behind the payload.
+    """Turn a ping into its pong, as a relay answers browsers: addresses swapped, ``hello world`` appended to the payload.
 
-    The signature stays, and is no longer one.
+    The signature stays, but is no longer valid.
     """
     ping = Envelope()
     ping.CopyFrom(envelope)

@@ -1,4 +1,4 @@
-"""The last steps of an envelope before it leaves its twin. Pure."""
+"""The last steps before an envelope leaves its twin. Pure."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class Sender:
         self._allow_plain = allow_plain
 
     def seal(self, envelope: Envelope, their_pk: bytes | None, now: int) -> bytes:
-        """Complete ``envelope``, whose payload is plain or none, and give its bytes.
+        """Complete ``envelope``, which has a plain payload or none, and return its bytes.
 
-        ``their_pk`` is the receiver's key in the registry. With a key the payload is encrypted, also an empty one. An
-        ``expiration`` of 0 becomes :data:`~dmsg.rmb.core.limits.DEFAULT_TTL_S`, unless a timestamp says that it is over.
+        ``their_pk`` is the receiver's key in the registry. If both twins have a key, the payload is encrypted, even an empty
+        one. An ``expiration`` of 0 becomes :data:`~dmsg.rmb.core.limits.DEFAULT_TTL_S` if the timestamp is 0 too.
 
-        Raises, all of :mod:`dmsg.rmb.core.errors`: ``NoReceiverKey`` for a payload that would go in plain text and may
-        not, ``E2eError`` for a key that is none, ``EnvelopeExpired``, and ``EnvelopeTooLarge``.
+        Raises, all of :mod:`dmsg.rmb.core.errors`: ``NoReceiverKey`` when the payload would have to go in plain text,
+        ``E2eError`` for an invalid key, ``EnvelopeExpired``, and ``EnvelopeTooLarge``.
         """
         if their_pk is not None and self._encryption is not None:
             envelope.cipher = self._encryption.encrypt(their_pk, envelope.plain, self._random(NONCE_BYTES))

@@ -1,4 +1,4 @@
-"""What the signature of an envelope covers, making it, and looking whether it holds: :ref:`spec-rmb-signature`. Pure."""
+"""Making and checking the signature of an envelope, and what it covers: :ref:`spec-rmb-signature`. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dmsg.rmb.core.wire import Envelope
 def challenge(envelope: Envelope) -> bytes:
     """The 16 bytes that are signed: MD5 over the texts and numbers of the envelope, without lengths or separators.
 
-    See :ref:`spec-rmb-signature`, also for what that does not protect.
+    See :ref:`spec-rmb-signature`, also for what the signature does not protect.
     """
     match envelope.WhichOneof("message"):
         case "request":
@@ -35,7 +35,7 @@ def challenge(envelope: Envelope) -> bytes:
 
 
 def sign_envelope(envelope: Envelope, key: TwinKey) -> None:
-    """Put ``key``'s signature into the envelope, which has to be complete, its payload encrypted."""
+    """Put ``key``'s signature into the envelope, which has to be complete, with its payload encrypted."""
     envelope.signature = key.sign(challenge(envelope))
 
 

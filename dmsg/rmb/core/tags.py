@@ -1,4 +1,4 @@
-"""The tags of an envelope, of which a relay heeds one. Pure."""
+"""The tags of an envelope; a relay heeds only ``fail-fast``. Pure."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ _BETWEEN: Final = re.compile(r"[,\s]")
 
 
 def fails_fast(tags: str | None) -> bool:
-    """Whether one of ``tags``, which stand between commas and white space, is exactly ``fail-fast``.
+    """Whether one of ``tags``, which are separated by commas or white space, is exactly ``fail-fast``.
 
-    The sender then would rather hear at once that a session is not there than have its message kept.
+    The sender then wants an error at once when the session is not connected, instead of a stored message.
     """
     return tags is not None and _FAIL_FAST in tags and _FAIL_FAST in _BETWEEN.split(tags)

@@ -1,7 +1,7 @@
-"""The tokens that let a twin's connection into a relay. Pure.
+"""The tokens with which a twin's connection logs in to a relay. Pure.
 
-A token looks like a JSON Web Token and says RS512, but is signed by the twin's key over its first two parts. Libraries for
-such tokens therefore cannot make or check it. See :ref:`spec-rmb-token`.
+A token looks like a JSON Web Token and says RS512, but the twin's key signs its first two parts. Libraries for JSON Web
+Tokens therefore cannot make or check it. See :ref:`spec-rmb-token`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dmsg.rmb.core.limits import (
 
 _HEADER: Final = '{"alg":"RS512"}'
 _ALGORITHM: Final = "RS512"
-#: The names of the algorithms of JSON Web Tokens: another text is no header at all.
+#: The names of the algorithms of JSON Web Tokens: a header with another text is malformed.
 _ALGORITHMS: Final = {f"{kind}{size}" for kind in ("HS", "RS", "ES", "PS") for size in (256, 384, 512)} | {"none"}
 _PARTS: Final = ("header", "claims", "signature")
 _OTHER: Final = re.compile(r"[^A-Za-z0-9_-]")
@@ -36,10 +36,10 @@ _OTHER: Final = re.compile(r"[^A-Za-z0-9_-]")
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """What a token says, whose signature has yet to be checked with the account of ``twin``: :func:`check_token`.
+    """The claims of a token. :func:`check_token` has yet to check its signature with the account of ``twin``.
 
-    ``connection`` is the text that tells the twin's connections apart, or ``None``; ``issued`` and ``expires`` are Unix
-    times; ``audience`` the relays it is for, or ``None`` when it does not say; ``signature`` 65 bytes over ``signed``.
+    ``connection`` is the name that tells the twin's connections apart, or ``None``; ``issued`` and ``expires`` are Unix
+    times; ``audience`` names the relays it is for, or is ``None`` if missing; ``signature`` is 65 bytes over ``signed``.
     """
 
     twin: int
@@ -60,9 +60,9 @@ def make_token(
     lifetime_s: int = TOKEN_LIFETIME_S,
     audience: str | None = None,
 ) -> str:
-    """A token for one connection of ``twin``, good for ``lifetime_s`` seconds.
+    """A token for one connection of ``twin``, valid for ``lifetime_s`` seconds.
 
-    ``audience`` is the domain of the relay it is for: another relay that gets to see it then cannot use it there.
+    ``audience`` is the domain of the relay it is for: another relay that gets to see the token then cannot use it there.
     """
     claims = {"sub": twin, "sid": connection, "iat": now, "exp": now + lifetime_s}
     if audience is not None:
@@ -73,10 +73,10 @@ def make_token(
 
 
 def read_token(text: str | None, now: float, max_lifetime_s: int = MAX_TOKEN_LIFETIME_S) -> Token:
-    """The token in ``text``, the whole query of the URL as it stands there; ``None`` when there is no ``?``.
+    """Parse ``text``, the whole query of the URL as it was written, or ``None`` when the URL has no ``?``.
 
-    Raises :class:`~dmsg.rmb.core.errors.TokenRefused` for what is no token, is over or not yet good, or lives longer than
-    ``max_lifetime_s``. It is not believed until :func:`check_token`.
+    Raises :class:`~dmsg.rmb.core.errors.TokenRefused` for a token that is malformed, expired, not valid yet, or whose
+    lifetime is longer than ``max_lifetime_s``. Do not trust it before :func:`check_token`.
     """
     if text is None:
         raise TokenRefused(400, "missing jwt", "no token")
@@ -100,7 +100,7 @@ def read_token(text: str | None, now: float, max_lifetime_s: int = MAX_TOKEN_LIF
         signed=text.rpartition(".")[0].encode(),
         signature=signature,
     )
-    if int(now) > token.expires:  # in whole seconds, as the public relay counts: the last one counts in full
+    if int(now) > token.expires:  # in whole seconds, as the public relay counts: valid until the last second ends
         raise TokenRefused(401, "invalid jwt: jwt has expired", "token expired")
     if token.issued > now + MAX_AHEAD_S:
         raise TokenRefused(401, "invalid jwt: jwt is not valid yet", "token from the future")
@@ -110,9 +110,9 @@ def read_token(text: str | None, now: float, max_lifetime_s: int = MAX_TOKEN_LIF
 
 
 def check_token(token: Token, account: bytes, domains: Collection[str] = (), *, demand_audience: bool = False) -> None:
-    """Raise ``TokenRefused`` unless ``account`` signed the token, and it is for a relay of one of ``domains``.
+    """Raise ``TokenRefused`` unless ``account`` signed the token, and one of ``domains`` is in its audience.
 
-    A token that does not say what relay it is for passes unless ``demand_audience``: public clients' tokens do not.
+    A token without an audience passes unless ``demand_audience`` is set: public clients' tokens have none.
     """
     if token.algorithm != _ALGORITHM:
         found = token.algorithm.capitalize()
@@ -134,7 +134,7 @@ def _base64(data: bytes) -> str:
 
 
 def _unbase64(text: str) -> bytes:
-    """The bytes of a part; each has one text only, so that a token cannot be written in two ways."""
+    """The bytes of a part. Only the canonical base64 text is accepted, so that a token cannot be written in two ways."""
     other = _OTHER.search(text)
     if other:
         raise _no_token(f"Invalid byte {other[0].encode(errors='replace')[0]}, offset {other.start()}.")

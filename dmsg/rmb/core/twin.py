@@ -1,4 +1,4 @@
-"""What is known of a twin: its account, the relays it can be reached over, its encryption key. Pure."""
+"""What is known about a twin: its account, the relays over which it can be reached, its encryption key. Pure."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _RELAY: Final = re.compile(rf"(?=.{{1,253}}(?::|\Z)){_LABEL}(?:\.{_LABEL})*(?::[
 class Twin:
     """A party of the Reliable Message Bus, as the registry has it.
 
-    ``account`` is a public key of 32 bytes, of ed25519 or sr25519: which of both, only its signatures tell. ``relays``
-    are host names, with ``:port`` where it is not the usual one, sorted. ``pk`` is a secp256k1 public key, or ``None``
-    for a twin that cannot be written to in secret.
+    ``account`` is a public key of 32 bytes, of ed25519 or sr25519; only its signatures tell which. ``relays`` are sorted
+    host names, with ``:port`` unless it is the default port. ``pk`` is a secp256k1 public key, or ``None`` for a twin to
+    which nobody can encrypt.
     """
 
     id: int
@@ -30,7 +30,7 @@ class Twin:
     pk: bytes | None = None
 
     def __post_init__(self) -> None:
-        """Raise :class:`~dmsg.rmb.core.errors.InvalidTwin` for what no registry may hold."""
+        """Raise :class:`~dmsg.rmb.core.errors.InvalidTwin` for values that no registry may hold."""
         if not 0 < self.id <= MAX_TWIN:
             raise InvalidTwin("the number of a twin is 1 to 4294967295")
         if len(self.account) != ACCOUNT_BYTES:
@@ -42,7 +42,7 @@ class Twin:
 def check_relay(host: str) -> str:
     """``host`` if it is a host name or an IPv4 address, perhaps with a port; raises ``InvalidTwin``.
 
-    A name has no underscore, because that is what stands between relays.
+    A name must not contain an underscore, because that separates relays.
     """
     if not _RELAY.match(host) or int(host.partition(":")[2] or 1) > 65535:
         raise InvalidTwin("a relay is a host name, with :port if need be")
@@ -50,10 +50,10 @@ def check_relay(host: str) -> str:
 
 
 def parse_relays(text: str) -> tuple[str, ...]:
-    """The relays in a registry's text, sorted, each once. They stand there in any order, with ``_`` in between.
+    """The relays in a registry's text, sorted and without duplicates. In the text they are in any order, separated by ``_``.
 
-    Others write the text, so what is no host name is left out, and so is what is more than
-    :data:`~dmsg.rmb.core.limits.MAX_RELAYS`.
+    Others write the text, so parts that are not host names are ignored, and relays above
+    :data:`~dmsg.rmb.core.limits.MAX_RELAYS` too.
     """
     found = set()
     for host in text[:MAX_RELAYS_BYTES].split("_"):
@@ -65,7 +65,7 @@ def parse_relays(text: str) -> tuple[str, ...]:
 
 
 def format_relays(relays: Iterable[str]) -> str:
-    """The text a registry keeps for ``relays``; raises ``InvalidTwin`` for what is no host name, and for too many."""
+    """The text that a registry keeps for ``relays``; raises ``InvalidTwin`` for one that is not a host name, and too many."""
     hosts = sorted({check_relay(host) for host in relays})
     text = "_".join(hosts)
     if len(hosts) > MAX_RELAYS or len(text) > MAX_RELAYS_BYTES:

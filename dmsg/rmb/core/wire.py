@@ -20,7 +20,7 @@ _LEFT_OUT = ("payload", "signature", "federation", "relays")
 
 
 def parse_envelope(data: bytes) -> Envelope:
-    """The envelope in ``data``; :class:`MalformedEnvelope` if there is none."""
+    """The envelope in ``data``; raises :class:`MalformedEnvelope`."""
     try:
         return Envelope.FromString(data)
     except (DecodeError, ValueError):
@@ -28,11 +28,10 @@ def parse_envelope(data: bytes) -> Envelope:
 
 
 def outline(envelope: Envelope) -> Envelope:
-    """The fields that are needed while an envelope waits: all but payload, signature, federation and relays.
+    """A new envelope with the fields that are needed while ``envelope`` waits: all but payload, signature, federation, relays.
 
-    A parsed envelope keeps everything that stood in it, fields that are not known and earlier ones of a oneof, too, and
-    takes up to 13 times the bytes that came. So the outline is a new one. ``envelope`` has lost the other fields:
-    drop it.
+    A parsed envelope keeps all that was in the bytes, also unknown fields and earlier values of a oneof, and takes up to 13
+    times their size in memory. This function removes the other fields from ``envelope`` itself: drop it afterwards.
     """
     for name in _LEFT_OUT:
         envelope.ClearField(name)
@@ -41,7 +40,7 @@ def outline(envelope: Envelope) -> Envelope:
 
 
 def parse_backlog(data: bytes) -> Backlog:
-    """The backlog entry in ``data``; :class:`MalformedEnvelope` if there is none."""
+    """The backlog entry in ``data``; raises :class:`MalformedEnvelope`."""
     try:
         return Backlog.FromString(data)
     except (DecodeError, ValueError):
@@ -49,9 +48,9 @@ def parse_backlog(data: bytes) -> Backlog:
 
 
 def encode_envelope(envelope: Envelope) -> bytes:
-    """The envelope as the public programs write it: what is of a oneof comes last, the message before the payload.
+    """The envelope as the public programs write it: fields of a oneof come last, the message before the payload.
 
-    Any order is the same envelope. ``SerializeToString`` is faster, and does for envelopes of which no copy is compared.
+    Receivers accept any order. ``SerializeToString`` is faster, and is enough where the bytes are not compared.
     """
     head = Envelope()
     head.CopyFrom(envelope)
