@@ -1,6 +1,6 @@
-"""The HTTP side of a relay: WebSockets, what other relays post, and the pages for its operator.
+"""The HTTP side of a relay: WebSockets, posts of other relays, and the pages for its operator.
 
-:ref:`spec-rmb-relay`. Four paths and a header are told apart: that takes no framework.
+:ref:`spec-rmb-relay`. It only distinguishes four paths and a header, which takes no framework.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dmsg.rmb.relay.service import RmbRelay
 from dmsg.sansio.errors import WebSocketRefused
 
 _log = Logger()
-#: Posts that come in at a time: 64 MiB of envelopes. A relay that knows this one has four at most.
+#: Posts that are received at a time: 64 MiB of envelopes. A relay that knows this one has at most four.
 _CONCURRENT_BODIES: Final = 64
 _TEXT: Final = b"text/plain; charset=utf-8"
 _TOO_MANY: Final = 429
@@ -71,7 +71,7 @@ class RelayApi(Resource):
 
 
 def _later(request: Any, answering: Coroutine[Deferred[Any], Any, tuple[int, str] | None]) -> int:
-    """Answer ``request`` with a status and a text when they are known; with ``None`` it is another's by then."""
+    """Answer ``request`` when ``answering`` gives a status and a text; ``None`` means that someone else has taken it over."""
     gone: list[object] = []
     running = ensureDeferred(answering)
 

@@ -1,7 +1,8 @@
-"""What becomes of envelopes whose session is not connected here: the registry, other relays and the store are asked.
+"""Delivery of envelopes whose session is not connected here, with the registry, other relays and the store.
 
-:ref:`spec-rmb-routing`, :ref:`spec-rmb-queues`. Order of what is tried: the session, if it is here after all; other relays
-of the twin; the store, if this is one of its relays. What cannot be delivered is answered with an error if it is a request.
+:ref:`spec-rmb-routing`, :ref:`spec-rmb-queues`. The order of attempts: the session, if it has connected meanwhile; other
+relays of the twin; the store, if this is one of the twin's relays. A request that cannot be delivered is answered with an
+error.
 """
 
 from __future__ import annotations
@@ -33,44 +34,44 @@ from dmsg.rmb.relay.switch import Parcel, Switch
 from dmsg.rmb.twins.errors import RegistryError
 
 _log = Logger()
-#: Why a session is not read from while too many of its envelopes wait for others.
+#: The reason given to the shell when it stops reading from a session, because too many of its envelopes are pending.
 HOLD: Final = "pending"
-#: What an envelope under way counts for beside its bytes and the texts of its outline: 5.6 kB were measured of one that waits
-#: for the registry.
+#: Bytes that an envelope under way counts besides its own bytes and its outline: 5.6 kB were measured for one that waits for
+#: the registry.
 _PARCEL_BYTES: Final = 5632
 _ACCEPTED: Final = 202
 _REFUSED: Final = 400
 _OFFLINE: Final = 404
 _UNAVAILABLE: Final = 503
 
-#: Routes an envelope, and gives why that is not possible.
+#: Routes an envelope, and returns the problem if that is not possible.
 _Work = Coroutine[Deferred[Any], Any, RelayProblem | None]
 
 
 class Federation(Protocol):
-    """What a relay needs of the part that posts to other relays. Times are Unix seconds."""
+    """The interface of the part that posts to other relays. Times are Unix seconds."""
 
     def submit(
         self, envelope: Envelope, data: bytes, twin: Twin, expires_at: float, moved_here: Callable[[bool], None]
     ) -> RelayProblem | None:
-        """Bring it to a relay of ``twin`` before ``expires_at``; gives why that is not even tried.
+        """Bring the envelope to a relay of ``twin`` before ``expires_at``; returns the reason if that is not even tried.
 
-        ``moved_here`` is called if the twin has this relay meanwhile, with whether another one may have taken it.
+        ``moved_here`` is called if the twin has moved to this relay meanwhile, with whether another relay may have taken it.
         """
 
     def elsewhere(
         self, envelope: Envelope, data: bytes, twin: Twin, expires_at: float, otherwise: Callable[[bool], None]
     ) -> bool:
-        """Bring it to a relay that has the session connected, or call ``otherwise``; ``False`` if there is none to ask.
+        """Bring the envelope to the relay that has the session, or call ``otherwise``; ``False`` if there is no relay to ask.
 
-        ``otherwise`` is given whether one may have taken it.
+        ``otherwise`` is told whether a relay may have taken the envelope.
         """
 
 
 class Delivery:
-    """Carries parcels of ``switch`` on. ``domains`` are the names of this relay in the registry.
+    """Delivers parcels of ``switch``. ``domains`` are the names of this relay in the registry.
 
-    ``flush()`` writes what sessions got, ``unix_time()`` gives seconds.
+    ``flush()`` writes what was queued for sessions, ``unix_time()`` returns seconds.
     """
 
     federation: Federation | None = None
@@ -93,20 +94,20 @@ class Delivery:
         self._domains = frozenset(domain.lower() for domain in domains)
         self._unix_time = unix_time
         self._flush = flush
-        #: What is under way, shared by the networks it comes from.
+        #: Bytes under way, by the networks they come from.
         self.pending: Room = Room(self._limits.pending_total_bytes)
-        #: Envelopes on their way to the store, to other relays, or from the store to sessions.
+        #: Tasks that bring envelopes to the store, to other relays, or from the store to sessions.
         self.background = Background(clock)
-        #: What is in the store, or on its way there.
+        #: Moves envelopes to the store and back.
         self.keeper = Keeper(switch, store, self.background, clock=clock, unix_time=unix_time, flush=flush)
 
     # --- from sessions ---------------------------------------------------------------------------------------------
 
     def take(self, parcels: Sequence[Parcel]) -> None:
-        """Carry ``parcels`` on. The session they are from is not read from while too many wait."""
+        """Deliver ``parcels``. The relay stops reading from their session while too many are pending."""
         limits = self._limits
         left = deque(parcels)
-        while left:  # the one before has to wait for something
+        while left:  # start another task whenever the one before has to wait
             self.background.run(self._carry_some(left))
         for session in {parcel.session for parcel in parcels}:
             assert session is not None
@@ -114,7 +115,7 @@ class Delivery:
                 session.owner.hold(HOLD, True)
 
     async def _carry_some(self, parcels: deque[Parcel]) -> None:
-        """Carry the next ones on, until there are none or one has to wait: a task for each of those, not for each parcel."""
+        """Deliver parcels until none is left or one has to wait, so that a task is needed only for each that waits."""
         while parcels:
             parcel = parcels.popleft()
             session, size = parcel.session, _size(parcel)
@@ -144,14 +145,14 @@ class Delivery:
             self.answer(parcel.envelope, problem)
 
     async def _attempt(self, work: _Work) -> RelayProblem | None:
-        """What ``work`` gives, or what its failure means."""
+        """The result of ``work``, or the problem that its failure stands for."""
         try:
             return await work
         except RegistryError as error:
             self.background.complain("a twin cannot be looked up", error)
             return RelayProblem.REGISTRY_FAILED
         except StoreFull as full:
-            if full.scope == "disk":  # which is not for senders to mend, but for who runs the relay
+            if full.scope == "disk":  # senders cannot mend that, but the operator can
                 self.background.complain("an envelope cannot be stored", full)
             return RelayProblem.NOT_STORED
         except StoreError as error:
@@ -159,7 +160,7 @@ class Delivery:
             return RelayProblem.NOT_STORED
         except CancelledError:  # the post it came with took too long, or the relay stops
             return RelayProblem.NOT_STORED
-        except Exception:  # a bug costs this one envelope, and the session goes on
+        except Exception:  # a bug loses only this envelope, and the session goes on
             _log.failure("an envelope cannot be routed")
             return RelayProblem.NOT_STORED
 
@@ -206,31 +207,31 @@ class Delivery:
         return await self._park(parcel)
 
     async def _park(self, parcel: Parcel) -> RelayProblem | None:
-        """Let an envelope wait for a session that is connected nowhere."""
+        """Store an envelope for a session that is connected nowhere."""
         if fails_fast(parcel.envelope.tags) and parcel.to not in self._switch.sessions:
             return RelayProblem.OFFLINE
         return await self.keeper.keep(parcel.to, parcel.data, parcel.envelope)
 
     def _run_again(self, work: _Work, parcel: Parcel, network: str, in_doubt: bool) -> None:
-        """Do ``work`` for an envelope that other relays were asked to take. One may have taken it if that is ``in_doubt``."""
+        """Do ``work`` for an envelope that was offered to other relays. ``in_doubt``: one of them may have taken it."""
         self.background.run(self._again(work, parcel, network, in_doubt))
 
     async def _again(self, work: _Work, parcel: Parcel, network: str, in_doubt: bool) -> None:
         size = _size(parcel)
-        self.pending.take(network, size)  # whether there is room or not: it was taken before
+        self.pending.take(network, size)  # even without room: the envelope was accepted before
         problem = await self._attempt(work)
         self.pending.give_back(network, size)
         if problem is not None and in_doubt and problem.is_certain(problem.text):
-            problem = RelayProblem.NOT_STORED  # a client may do it over another relay otherwise
+            problem = RelayProblem.NOT_STORED  # after another problem a client may send it again over another relay
         if problem is not None:
             self.answer(parcel.envelope, problem)
 
     # --- from relays, and of our own -------------------------------------------------------------------------------
 
     def accept(self, envelope: Envelope, data: bytes, connected_only: bool) -> int | Deferred[int]:
-        """Take what another relay has posted for a twin of this one, which has been checked; gives an HTTP status.
+        """Accept a checked envelope that another relay has posted for a twin of this relay; returns an HTTP status.
 
-        With ``connected_only``, or if it shall fail fast, it is taken only if its session is connected. The caller flushes.
+        With ``connected_only`` or the tag ``fail-fast`` it is accepted only for a connected session. The caller flushes.
         """
         to = SessionAddress.of(envelope.destination)
         if self._switch.deliver(to, data):
@@ -248,8 +249,8 @@ class Delivery:
         return ensureDeferred(self._accept(Parcel(outline(envelope), data, to, None), connected_only, is_asked))
 
     def _count(self, data: bytes) -> None:
-        """Count what another relay has posted, but not what it only asks about a session that is not here: it posts that
-        again, to this relay or to another one."""
+        """Count an envelope that another relay has posted. One that was only for a connected session, which is not here, is not
+        counted: the other relay posts it again, to this relay or another."""
         counts = self._switch.counts
         counts.ingested += 1
         counts.bytes += len(data)
@@ -266,7 +267,7 @@ class Delivery:
         return _REFUSED if problem is RelayProblem.EXPIRED else _UNAVAILABLE
 
     def answer(self, envelope: Envelope, problem: RelayProblem) -> None:
-        """Tell the sender of a request why it goes nowhere, wherever it is now; of what is no request it hears nothing."""
+        """Tell the sender of an undeliverable request why, wherever it is connected now. Other envelopes get no answer."""
         to = SessionAddress.of(envelope.source)
         self._switch.note(to.twin, problem)
         if not envelope.HasField("request"):
@@ -281,5 +282,5 @@ class Delivery:
 
 
 def _size(parcel: Parcel) -> int:
-    """What an envelope under way counts for."""
+    """Bytes that an envelope under way counts for."""
     return held_bytes(parcel.envelope, parcel.data) + _PARCEL_BYTES

@@ -1,4 +1,4 @@
-"""What a relay of the Reliable Message Bus can refuse or fail for; all data is in attributes."""
+"""The errors and refusals of a relay of the Reliable Message Bus; all data is in attributes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dmsg.http.errors import NoAnswer
 
 
 class StoreError(DmsgError):
-    """A store that could not do what it was asked for."""
+    """A store could not carry out an operation."""
 
 
 class Refused(DmsgError):
-    """A post, or an envelope in one, is not taken: the HTTP ``status`` and text of the answer."""
+    """A post, or an envelope in a post, is refused: the HTTP ``status`` and text of the answer."""
 
     def __init__(self, status: int, text: str, why: Reason) -> None:
         super().__init__(text)
@@ -21,7 +21,7 @@ class Refused(DmsgError):
 
 
 class NotPosted(NoAnswer):
-    """Another relay did not take a post, or did not answer; ``reason`` is for the event log."""
+    """Another relay did not accept a post, or did not answer; ``reason`` is for the event log."""
 
     def __init__(self, reason: Reason) -> None:
         super().__init__(reason.value)
@@ -45,4 +45,4 @@ class StoreFull(StoreError):
 
 
 class StoreUnavailable(StoreError):
-    """The database behind the store failed, was too slow, or the store is closed; the next try may succeed."""
+    """The database behind the store failed or was too slow, or the store is closed; a retry may succeed."""

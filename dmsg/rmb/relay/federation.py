@@ -1,8 +1,8 @@
-"""Brings envelopes to the relays of their destinations: which relay when, how often, and what the sender is told.
+"""Brings envelopes to the relays of their destinations: which relay, when, how often, and what the sender is told.
 
-:ref:`spec-rmb-federation`. An envelope goes to one relay after the other, those that failed least in the last hour first,
-up to three times with short pauses; then again after longer ones, until it expires. A relay that refuses it for good
-is not asked again, but the others are.
+:ref:`spec-rmb-federation`. An envelope is offered to one relay after the other, starting with those that failed least in the
+last hour. It makes up to three such passes with short pauses, then more after longer pauses, until it expires. A relay that
+refuses the envelope for good is not asked again, but the others are.
 """
 
 from __future__ import annotations
@@ -31,36 +31,38 @@ from dmsg.sansio.backoff import Backoff
 from dmsg.sansio.jitter import RandomNumbers
 
 ACCEPTED: Final = 202
-#: The answer about a session that a relay was only asked for, and does not have.
+#: A relay's answer to an envelope only for a connected session, if it does not have that session.
 _NOT_HERE: Final = 404
-#: Answers of 400 to 499 that may be another one soon: time-out, too early, too many requests.
+#: Answers of 400 to 499 that are temporary: timeout, too early, too many requests.
 _PASSING: Final = frozenset((408, 425, 429))
-#: Why there is no answer to what has certainly not been taken.
+#: Reasons of failed posts whose envelopes have certainly not been taken.
 _NOT_SENT: Final = frozenset((Reason.HOST_NOT_FOUND, Reason.CONNECTION_REFUSED, Reason.TLS_FAILED))
 _SWEPT_EVERY_S: Final = 1.0
-#: Envelopes that are sent another way, or given up, in one turn of the reactor: some 20 ms. 30,000 may have to be at once.
+#: Envelopes that are rerouted or given up in one turn of the reactor: some 20 ms. Up to 30,000 may be due at once.
 _AT_ONCE: Final = 256
-#: The rate of failures of a relay is told at most once in so many seconds.
+#: Seconds between two events about the failure rate of a relay.
 RANK_TOLD_EVERY_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class FederationLimits:
-    """How much may be under way, and when to try again."""
+    """How much may be under way, and when to retry."""
 
-    #: Bytes outstanding. One sender, and one relay, may have half of it. When it is full, or a relay has its half, what came
-    #: last of the sender that has most there fails for that of one that has less.
+    #: Outstanding bytes. One sender, and one relay, may have half of them. When all are used, or a relay has its half, the
+    #: latest envelopes of the sender with the most bytes there fail to make room for a sender with less.
     outstanding_bytes: int = 64 << 20
-    #: Posts under way, each over a connection, to one relay and to all. Above, relays take turns.
+    #: Posts under way, each over a connection, to one relay and to all relays. Above that, relays take turns.
     posts_per_relay: int = 4
     posts: int = 512
-    #: Envelopes and bytes in a post to a relay that takes several.
+    #: Envelopes and bytes in a post to a relay that accepts several.
     batch_envelopes: int = 256
     batch_bytes: int = BATCH_BYTES
-    #: Passes over a twin's relays before a longer pause, and the pauses between them: so long, and half as long again.
+    #: Passes over a twin's relays before a longer pause, and the pause after the first pass. The pause grows by as much with
+    #: each pass, and up to half of it is added at random.
     passes: int = 3
     pause_s: float = 0.1
-    #: After so many failures in a row a relay is left alone for a while, and an envelope waits after its passes.
+    #: Failures in a row after which a relay is not tried for a while. The backoff is for that, and for envelopes that have
+    #: made all their passes.
     failures_to_close: int = 3
     backoff: Backoff = field(default_factory=lambda: Backoff(3.0, 30.0, 1.0, 0.5))
 
@@ -69,18 +71,18 @@ class Poster(Protocol):
     """How envelopes get to another relay: :class:`dmsg.rmb.relay.posting.RelayPoster`."""
 
     def knows(self, relay: str) -> bool:
-        """Whether this relay and the other trust each other: it takes several in a post, and knows who is connected."""
+        """Whether ``relay`` and this one trust each other, so that it accepts several envelopes and ``connected_only``."""
 
     def post(self, relay: str, envelopes: Sequence[bytes], connected_only: bool) -> Deferred[list[int]]:
-        """Post; fires with the HTTP status of each. Fails with :class:`~dmsg.rmb.relay.errors.NotPosted`."""
+        """Fires with the HTTP status of each envelope, or fails with :class:`~dmsg.rmb.relay.errors.NotPosted`."""
 
 
 class Federation:
     """Envelopes under way to other relays.
 
     ``registry`` is an :class:`~dmsg.rmb.interfaces.ITwinRegistry`; ``unix_time()`` is Unix time; ``domains`` are this
-    relay's own names. ``failed(envelope, problem)`` is called for each envelope that was not delivered, and says to its
-    sender what is to be said. ``emit`` takes events.
+    relay's own names. ``failed(envelope, problem)`` is called for each envelope that was not delivered, and tells its sender.
+    ``emit`` takes events.
     """
 
     def __init__(
@@ -112,7 +114,7 @@ class Federation:
         self._by_relay: dict[str, Held] = {}
         self._lanes: dict[str, Lane] = {}
         self._posting = 0
-        #: Lanes whose next post waits until there are fewer, and whether they are being given their turns.
+        #: Lanes that wait because the limit of posts is reached, and whether they are being given their turns.
         self._in_line: OrderedDict[str, Lane] = OrderedDict()
         self._calling = False
         self._sweeping: IDelayedCall | None = None
@@ -129,11 +131,12 @@ class Federation:
     ) -> RelayProblem | None:
         """Bring ``data`` to one of the relays of ``twin``, its destination, before ``expires_at`` (Unix seconds).
 
-        Returns why it is not even tried, or ``None``; then ``failed`` is called if it fails, or ``moved_here`` if the twin is
-        found to have this relay now, with whether another one may have taken ``data`` without saying so.
+        Returns the reason if it is not even tried, or ``None``. After ``None``, ``failed`` is called if the delivery fails, or
+        ``moved_here`` if the twin is found to use this relay now, with whether another relay may have taken ``data`` without
+        confirming it.
 
-        If there are several relays, those that know this one are asked for the session first: any of them would keep ``data``,
-        and the destination may be connected to another one only.
+        If there are several relays, those that know this one are asked for the connected session first: any relay would store
+        ``data``, though the destination may be connected to another one.
         """
         relays = self._relays(twin)
         known = self._to_ask(relays)
@@ -145,18 +148,18 @@ class Federation:
     ) -> bool:
         """Bring ``data`` to a relay that the destination is connected to now, or call ``otherwise``.
 
-        For an envelope whose destination names this relay too, but is not connected here. Only relays that know this one
-        can be asked. ``False`` means that there is none to ask, and ``otherwise`` is not called. It is given whether one may have
-        taken ``data`` without saying so.
+        For an envelope whose destination names this relay too, but is not connected here. Only relays that know this one can
+        be asked. ``False`` means that there is none to ask, and ``otherwise`` is not called. ``otherwise`` is told whether a
+        relay may have taken ``data`` without confirming it.
         """
         known = [relay for relay in self._relays(twin) if self._poster.knows(relay)]
         outgoing = Outgoing(envelope, data, twin, expires_at, otherwise, connected_only=True)
         return bool(known) and self._start(outgoing, known) is None
 
     async def stop(self, limit_s: float) -> None:
-        """Take nothing more, and return when nothing is under way; what still is after ``limit_s`` seconds has failed.
+        """Accept nothing more, and return when nothing is under way. Envelopes under way after ``limit_s`` seconds fail.
 
-        What waits because no relay answered has failed at once.
+        Envelopes in a longer pause after their passes fail at once.
         """
         self._stopped = True
         for outgoing, call in list(self._outstanding.items()):
@@ -170,12 +173,12 @@ class Federation:
     # --- which relay -----------------------------------------------------------------------------------------------
 
     def _relays(self, twin: Twin) -> list[str]:
-        """Those that an envelope for ``twin`` may go to. Each is one, and has the room of one, in whatever case it is written."""
+        """The relays to which an envelope for ``twin`` may go, without this one. Names that differ only in case are one relay."""
         names = dict.fromkeys(relay.lower() for relay in twin.relays)
         return [relay for relay in names if relay not in self._domains]
 
     def _to_ask(self, relays: list[str]) -> list[str]:
-        """Those of the relays of a twin that are asked for its session before one of them keeps an envelope."""
+        """The relays of a twin that are asked for its connected session before any relay stores the envelope."""
         return [relay for relay in relays if self._poster.knows(relay)] if len(relays) > 1 else []
 
     def _start(self, outgoing: Outgoing, relays: list[str]) -> RelayProblem | None:
@@ -195,14 +198,14 @@ class Federation:
         return None
 
     def _make_room(self, source: int, relay: str, size: int) -> bool:
-        """Whether there is room; if need be, there is after others of a sender that has more have failed."""
+        """Whether there is room, if need be after envelopes of a sender with more bytes have been given up for it."""
         limit, of_relay = self.limits.outstanding_bytes, self._by_relay.get(relay)
         if self._held.of(source) + size > limit // 2:
             return False
         for held, room in ((of_relay, limit // 2), (self._held, limit)):
             if held is None:
                 continue
-            # A relay has more than its room when others do not answer. What went to it need not fail for that.
+            # A relay may have more than its half, because other relays did not answer. Its envelopes need not fail for that.
             most = max(room, held.used)
             while held.used + size > most:
                 surplus = held.surplus(source, size)
@@ -212,7 +215,7 @@ class Federation:
         return True
 
     def _advance(self, outgoing: Outgoing) -> None:
-        """Let it wait for the next relay of this pass, or for the next pass."""
+        """Queue the envelope for the next relay of this pass, or let it wait for the next pass."""
         now = self._clock.seconds()
         while outgoing.candidates:
             relay = outgoing.candidates.pop()
@@ -220,7 +223,7 @@ class Federation:
             if lane is None:
                 lane = self._lanes[relay] = Lane(self.limits.failures_to_close, self.limits.backoff)
             if not lane.closed(now):
-                # No longer to the one that refused it: what is for that one shall not suffer for it.
+                # It no longer counts for the relay that refused it, so that it takes no room from that relay's envelopes.
                 self._charge(outgoing, relay)
                 lane.put(outgoing)
                 self._pump(relay, lane)
@@ -229,12 +232,12 @@ class Federation:
             self._finish(outgoing)
             outgoing.otherwise(outgoing.in_doubt)
             return
-        if outgoing.connected_only:  # no relay that was asked has the session: any may keep the envelope
+        if outgoing.connected_only:  # no relay that was asked has the session: now any may store the envelope
             outgoing.connected_only = False
             self._pass(outgoing)
             return
         if not self._left(outgoing):
-            # A relay refuses what has expired on its way, too.
+            # Relays also refuse an envelope that has expired on its way.
             is_over = self._unix_time() >= outgoing.expires_at
             self._give_up(outgoing, RelayProblem.EXPIRED if is_over else RelayProblem.REJECTED)
             return
@@ -263,7 +266,7 @@ class Federation:
             self._pass(outgoing)
 
     async def _look_up(self, outgoing: Outgoing) -> None:
-        """After a long pause the twin may be somewhere else."""
+        """Look the twin up again, because it may have moved during the long pause."""
         try:
             twin = await self._registry.get(outgoing.twin.id)
         except DmsgError:  # the registry does not answer now
@@ -283,7 +286,7 @@ class Federation:
             self._give_up(outgoing, RelayProblem.NO_RELAYS_LATER)
 
     def _ask(self, outgoing: Outgoing) -> None:
-        """Begin anew, as at first: the twin may have come to another of its relays, or have others by now."""
+        """Start over by asking for the session: the twin may have connected to another of its relays, or have new ones."""
         known = self._to_ask(self._left(outgoing))
         if not known:
             self._pass(outgoing)
@@ -295,7 +298,7 @@ class Federation:
     def _pass(self, outgoing: Outgoing) -> None:
         now, ranker, poster = self._clock.seconds(), self._ranker, self._poster
         order = ranker.order(self._left(outgoing), now)
-        # Of several relays those that know this one have said that the session is not there: it may be at another one.
+        # Relays that know this one come later among equals: they have said that they do not have the session.
         outgoing.candidates = sorted(order, key=lambda relay: (ranker.rate(relay, now), poster.knows(relay)))[::-1]
         self._advance(outgoing)
 
@@ -313,7 +316,7 @@ class Federation:
                 break
             knows = self._poster.knows(relay)
             batch = lane.take(limits.batch_envelopes if knows else 1, limits.batch_bytes)
-            if batch[0].connected_only and not knows:  # since it began to wait; the relay would keep it
+            if batch[0].connected_only and not knows:  # no longer known since it was queued; the relay would store it
                 self._advance(batch[0])
                 unasked += 1
                 if unasked == _AT_ONCE:
@@ -372,7 +375,7 @@ class Federation:
             self._pump(relay, lane)
 
     def _clear(self, relay: str, lane: Lane) -> None:
-        """Send what waits for a relay that does not answer another way, some in each turn; or to it, if it does again."""
+        """Reroute envelopes queued for a relay that does not answer, some in each turn, until the relay answers again."""
         lane.clearing = lane.closed(self._clock.seconds())
         if not lane.clearing:
             self._pump(relay, lane)
@@ -384,7 +387,7 @@ class Federation:
             self._clock.callLater(0, self._clear, relay, lane)
 
     def _call_next(self) -> None:
-        """Give those in line their turns. A post that fails at once comes back here, and must not go on from there."""
+        """Give waiting lanes their turns. A post that fails at once calls this again, which must not recurse."""
         if self._calling:
             return
         self._calling = True
@@ -410,7 +413,7 @@ class Federation:
             self._idle.fire(None)
 
     def _charge(self, outgoing: Outgoing, relay: str) -> None:
-        """Count it for ``relay`` from now on; for none if that is ""."""
+        """Count the envelope to the share of ``relay`` from now on; "" is no relay."""
         if outgoing.charged == relay:
             return
         if outgoing.charged:
@@ -429,7 +432,7 @@ class Federation:
             outgoing.otherwise(is_posted or outgoing.in_doubt)
             return
         if outgoing.in_doubt and problem.is_certain(problem.text):
-            problem = RelayProblem.NOT_STORED  # a client may do it over another relay otherwise
+            problem = RelayProblem.NOT_STORED  # after another problem a client may send it again over another relay
         self._failed(outgoing.envelope, problem)
 
     def _tell_rank(self, relay: str, lane: Lane, now: float) -> None:
@@ -439,7 +442,7 @@ class Federation:
             self._emit(RelayRankChanged(relay, rate))
 
     def _sweep(self) -> None:
-        """Give up what has expired where it waits, and forget lanes that are as good as new."""
+        """Give up envelopes that have expired while waiting, and forget idle lanes without recent failures."""
         self._sweeping = None
         unix_s, now = self._unix_time(), self._clock.seconds()
         expired = list(islice((one for one in self._outstanding if one.expires_at <= unix_s), _AT_ONCE))
@@ -455,7 +458,7 @@ class Federation:
 
 
 def _reason(statuses: list[int]) -> Reason:
-    """Why the first envelope of a post that was not accepted was not."""
+    """The reason why the first refused envelope of a post was not accepted."""
     status = next((one for one in statuses if one != ACCEPTED), ACCEPTED)
     if status == ACCEPTED:
         return Reason.NONE

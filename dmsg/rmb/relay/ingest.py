@@ -1,7 +1,7 @@
-"""Takes what other relays post: ``POST /``.
+"""Accepts envelopes that other relays post: ``POST /``.
 
-:ref:`spec-rmb-ingest`. By default only relays that this one knows may post. Open to all, it checks the signature of each
-envelope against its source's account, so that strangers can only hand on what a twin has written to another.
+:ref:`spec-rmb-ingest`. By default only relays that this one knows may post. If it is open to all, it checks the signature of
+each envelope against its source's account, so that strangers can only hand on what a twin has written to another twin.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from dmsg.serving.admission import Origin
 
 #: Most envelopes in a post.
 MOST_ENVELOPES: Final = 1024
-#: Look-ups of twins for one known relay at a time. A post may have 1,024 envelopes for as many twins: more than a registry
-#: that asks a chain lets wait, so that it would refuse the look-ups of others.
+#: Look-ups of twins for one known relay at a time. A post may have 1,024 envelopes for as many twins. That is more than a
+#: registry that asks a chain will queue, and it would refuse the look-ups of others.
 LOOK_UPS_PER_RELAY: Final = 32
-#: The lengths of envelopes in a post.
+#: Bytes of the envelopes' lengths in a post.
 _LENGTHS_BYTES: Final = 4 * MOST_ENVELOPES
-#: What the registry and the store have not decided in so many seconds is refused: the other relay gives up after 3, and would
-#: send all of the post again.
+#: Seconds after which envelopes are refused that the registry and the store have not decided: the other relay gives up after
+#: 3 s, and would send all of the post again.
 DECIDED_S: Final = 2.0
 _GIVEN_UP: Final = Refused(503, RelayProblem.OVERLOADED.text, Reason.TIMEOUT)
 _log = Logger()
@@ -49,25 +49,25 @@ _TOO_MANY: Final = 429
 _HEADER: Final = HEADER.encode()
 _TEXT: Final = b"text/plain; charset=utf-8"
 
-#: Hands an envelope of a twin of this relay on, with its bytes; if the last is true only to a session that is connected.
-#: Gives the HTTP status, now or later: 202 if it was taken, 404 if the destination is offline.
+#: Hands on an envelope, and its bytes, for a twin of this relay; if the last argument is true, only to a connected session.
+#: Returns the HTTP status, now or later: 202 if the envelope was accepted, 404 if the destination is offline.
 Accept = Callable[[Envelope, bytes, bool], "int | Deferred[int]"]
 _LookUp = Callable[[int], Coroutine[Any, Any, "Twin | None"]]
 _Take = Callable[[bytes], Coroutine[Any, Any, int]]
 
 
 def body_limit(message_bytes: int) -> int:
-    """The longest body of a post where an envelope may have ``message_bytes``."""
+    """The longest body of a post, if an envelope may have ``message_bytes``."""
     return max(message_bytes, BATCH_BYTES) + _LENGTHS_BYTES
 
 
 class Ingest(Resource):
-    """Answers ``POST /``; :mod:`dmsg.rmb.relay.api` finds out which requests these are.
+    """Answers ``POST /``; :mod:`dmsg.rmb.relay.api` selects these requests.
 
     ``registry`` is an :class:`~dmsg.rmb.interfaces.ITwinRegistry`, ``domains`` are this relay's names. With
-    ``open_to_all`` relays without a good header may post, too, an envelope at a time. They are answered as often as
-    ``admit(host)`` lets them. ``flush()`` is called when all of a post that can be handed on at once has been, and later for
-    each of the others. ``refused(host, why)`` is told of what was not taken.
+    ``open_to_all`` relays without a good header may post too, one envelope at a time. ``admit(host)`` limits their rate.
+    ``flush()`` is called once for all envelopes of a post that are handed on at once, and later for each of the others.
+    ``refused(host, why)`` is called for each refusal.
     """
 
     isLeaf = True
@@ -103,7 +103,7 @@ class Ingest(Resource):
 
     def render(self, request: Any) -> int:
         """Begin to answer ``request``."""
-        request.notifyFinish().addErrback(lambda _: None)  # what was posted is handed on all the same
+        request.notifyFinish().addErrback(lambda _: None)  # the envelopes are handed on even if the client goes away
         host = client_host(request)
         content = request.content.getvalue()
         try:
@@ -121,7 +121,7 @@ class Ingest(Resource):
             )
             outcomes: list[int | Refused] = [_GIVEN_UP] * len(envelopes)
             left, pending = deque(enumerate(envelopes)), []
-            while left:  # the one before has to wait for something
+            while left:  # start another task whenever the one before has to wait
                 taking = Deferred.fromCoroutine(self._take_some(left, take, outcomes))
                 if not taking.called:
                     pending.append(taking)
@@ -135,12 +135,12 @@ class Ingest(Resource):
         return NOT_DONE_YET
 
     def _kind(self, header: bytes | None, content: bytes, host: str) -> tuple[Body, str]:
-        """What the body is, and the name of the relay that has posted it, "" if it is not known; raises ``Refused``."""
+        """The kind of the body, and the name of the relay that has posted it ("" if unknown); raises ``Refused``."""
         try:
             said = self._verifier.check(header, content, self._unix_time())
             return said.body, said.relay
         except NotTrusted as error:
-            # Who is not known is counted also where it may not post: to refuse it takes time, too. A 401 is final.
+            # Unknown relays are rate-limited even where they may not post, because refusing takes time too. A 401 is final.
             if error.why is Reason.LIMITS_EXCEEDED or not self._admit(host):
                 raise Refused(_TOO_MANY, "too many requests", Reason.LIMITS_EXCEEDED) from None
             if not self._open or error.why is Reason.REPLAYED:
@@ -148,7 +148,7 @@ class Ingest(Resource):
             return Body.ONE, ""
 
     def _look_up_of(self, relay: str, host: str) -> _LookUp:
-        """How twins are looked up for who has posted."""
+        """The function that looks up twins for the sender of a post."""
         if relay:
             return partial(self._of_relays.get, network=relay)
         return partial(self._of_strangers.get, network=Origin.of(host).network)
@@ -189,13 +189,13 @@ class Ingest(Resource):
 
     @staticmethod
     async def _take_some(left: deque[tuple[int, bytes]], take: _Take, outcomes: list[int | Refused]) -> None:
-        """Take the next ones, until there are none or one has to wait: a Deferred for each of those, not for each envelope."""
+        """Take envelopes until none is left or one has to wait, so that a Deferred is needed only for each that waits."""
         while left:
             at, data = left.popleft()
             try:
                 outcomes[at] = await take(data)
             except Refused as error:
-                outcomes[at] = error.with_traceback(None)  # which has the list in it
+                outcomes[at] = error.with_traceback(None)  # the traceback refers to the list
             except CancelledError:
                 return
             except Exception:  # a bug costs this one envelope
@@ -213,7 +213,7 @@ class Ingest(Resource):
         if not destination.twin or len(destination.connection) > MAX_CONNECTION_BYTES:
             raise Refused(400, RelayProblem.NO_DESTINATION.text, Reason.NO_DESTINATION)
         if not envelope.source.twin:
-            # Twin 0 is a relay that writes to its own sessions: from another relay it would be an order without a sender.
+            # Only a relay itself writes as twin 0, to its own sessions: from another relay it would be an unsigned order.
             raise Refused(400, RelayProblem.WRONG_SOURCE.text, Reason.WRONG_SOURCE)
         self._check_time(envelope)
         try:
@@ -247,6 +247,6 @@ class Ingest(Resource):
 
 
 def _cancel(pending: list[Deferred[int]]) -> None:
-    # Those in line first: else they would get the turns that become free, and ask in vain.
+    # Cancel those that wait in line first: otherwise they would get the freed turns, and ask in vain.
     for one in reversed(pending):
         one.cancel()

@@ -1,4 +1,4 @@
-"""What a relay keeps in its store: what sessions have no room for, what they were not given, and what waits for them.
+"""Moves envelopes between sessions and the store: those that sessions have no room for, or were not given, and back.
 
 :ref:`spec-rmb-queues`.
 """
@@ -24,22 +24,22 @@ from dmsg.rmb.relay.session import Session
 from dmsg.rmb.relay.stores.base import QueueStore
 from dmsg.rmb.relay.switch import Switch
 
-#: After a failure of the store a session's envelopes are asked for again.
+#: Seconds after a failure of the store until it is asked again.
 _RETRY_S: Final = 2.0
-#: Envelopes of one session brought back to the store at a time, and sessions: one after the other takes long, and a store in a
-#: file takes 4,096 pushes at a time.
+#: Envelopes of one session that are brought back to the store at a time, and sessions at a time: one by one would take long,
+#: and a store in a file takes 4,096 pushes at a time.
 _RETURNED_AT_ONCE: Final = 256
 _SESSIONS_AT_ONCE: Final = 8
-#: Ids of envelopes that ended sessions were given and that could not be deleted, some 100 bytes each.
+#: Remembered ids of envelopes that ended sessions were given but that could not be deleted: some 100 bytes each.
 _UNDELETED: Final = 65_536
-#: A store that has just failed is given so many: each may have to wait a second for it.
+#: Envelopes of a session brought back at a time to a store that has just failed: each may have to wait a second for it.
 _RETURNED_WHILE_AWAY: Final = 4_096
 
 
 class Keeper:
-    """Puts envelopes of the sessions of ``switch`` into ``store``, and gives them from there to the sessions, in order.
+    """Stores envelopes for the sessions of ``switch`` in ``store``, and gives them to the sessions from there, in order.
 
-    ``flush()`` writes what sessions got, ``unix_time()`` gives seconds.
+    ``flush()`` writes what was queued for sessions, ``unix_time()`` returns seconds.
     """
 
     def __init__(
@@ -60,30 +60,30 @@ class Keeper:
         self._clock = clock
         self._unix_time = unix_time
         self._flush = flush
-        #: Sessions of which something is being put into the store; and those for which something is brought back there.
+        #: Pushes under way for each session; and the turns of tasks that bring a session's envelopes back to the store.
         self._pushing: Counter[SessionAddress] = Counter()
         self._lines: dict[SessionAddress, Line] = {}
-        #: All of these together; and until when the store counts as one that is away, on the clock.
+        #: Limits how many sessions are brought back at a time; and the time on the clock until which the store counts as away.
         self._returns = Line(_SESSIONS_AT_ONCE)
         self._away_until = float("-inf")
         self._retries: dict[Session, IDelayedCall] = {}
-        #: What ended sessions were given and is in the store all the same, and how much that is.
+        #: Ids of envelopes that ended sessions were given but that are still in the store, and their number.
         self._undeleted: OrderedDict[SessionAddress, list[str]] = OrderedDict()
         self._undeleted_count = 0
-        #: Until when, on the clock, nothing is deleted, because that has just failed; and when that is tried again for them.
+        #: Time on the clock until which nothing is deleted, because that has just failed; and the call that deletes these ids.
         self._keeps_until = float("-inf")
         self._deleting: IDelayedCall | None = None
         self._is_deleting = self._stopped = False
 
     @property
     def pushing_bytes(self) -> int:
-        """Bytes of envelopes that the store was given, and has not answered."""
+        """Bytes of envelopes that were given to the store but that it has not acknowledged."""
         return self._pushes.waiting_bytes
 
     # --- into the store --------------------------------------------------------------------------------------------
 
     def here(self, to: SessionAddress, data: bytes, *, is_new: bool = True) -> bool:
-        """Hand it to the session if it has come meanwhile."""
+        """Hand ``data`` to its session, if that is connected by now and has room."""
         if not self._switch.deliver(to, data, is_new=is_new):
             return False
         self._flush()
@@ -97,7 +97,7 @@ class Keeper:
             return None
         session = self._switch.sessions.get(to)
         if session is not None:
-            if self._has_no_room(to, envelope):  # else all that is behind would be tried, or wait, for nothing
+            if self._has_no_room(to, envelope):  # otherwise all envelopes behind it would be tried in vain
                 return RelayProblem.NOT_STORED
             session.stored = True
             earlier = [] if self._clock.seconds() < session.full_until else session.take_behind()
@@ -119,7 +119,7 @@ class Keeper:
                 pushing = self._pushes.push(to, data, now_s, until_s, envelope.source.twin)
             finally:
                 if line is not None:
-                    self._next(to, line)  # a store keeps the order in which it was asked
+                    self._next(to, line)  # not later: a store keeps the order of the calls
             if not await pushing:
                 return RelayProblem.EXPIRED
         finally:
@@ -128,9 +128,9 @@ class Keeper:
         return None
 
     def _has_no_room(self, to: SessionAddress, envelope: Envelope) -> bool:
-        """Whether the store has just taken nothing of what waits with the session before this one.
+        """Whether the store would refuse this envelope, as it has just refused earlier ones that now wait with the session.
 
-        It is away, or has no room for others of the same sender.
+        The store is away, or has no room for envelopes of the same sender.
         """
         session = self._switch.sessions.get(to)
         if session is None or not session.behind:
@@ -139,10 +139,10 @@ class Keeper:
         return now < self._away_until or (now < session.full_until and envelope.source.twin in session.full_for)
 
     async def _store_quietly(self, to: SessionAddress, data: bytes) -> StoreError | None:
-        """Store an envelope that was counted as delivered, or an answer of ours. Its sender is not told if that fails.
+        """Store an envelope that was counted as delivered, or an answer of ours. Its sender is not told about a failure.
 
-        Gives why it has. What a store that is away has not taken its session gets, if that has come meanwhile; what
-        there is no room for is left to the caller.
+        Returns the error. If the store is away, the session gets the envelope, or it is lost; if the store is full, the
+        caller decides.
         """
         envelope = parse_envelope(data)
         source, now_s = envelope.source.twin, self._unix_time()
@@ -191,7 +191,7 @@ class Keeper:
             self.fetch(session)
 
     def fetch(self, session: Session) -> None:
-        """Read on for ``session`` if the store has something, and all that was read before is written."""
+        """Read more for ``session`` if the store may have something, and all that was read before is written."""
         if not session.stored or session.fetching or session.queue:
             return
         if session.address not in self._lines and self._is_current(session):
@@ -199,11 +199,11 @@ class Keeper:
             self._background.run(self._fetch(session))
 
     async def _fetch(self, session: Session) -> None:
-        """Read page after page, as long as all of one is written at once; then :meth:`fetch` is called again."""
+        """Read pages as long as each is written at once. After a page that is not, :meth:`fetch` is called again later."""
         address, limits = session.address, self._limits
         try:
             while True:
-                await deferLater(self._clock, 0)  # a store in memory answers at once: others have their turn
+                await deferLater(self._clock, 0)  # give others a turn, because a store in memory answers at once
                 if not self._is_current(session):
                     return
                 news = session.news
@@ -217,7 +217,7 @@ class Keeper:
                     session.put_page([one.id for one in page], [one.data for one in page])
                     self._switch.counts.fetched += len(page)
                 elif address in self._pushing:
-                    return  # what is being pushed calls again
+                    return  # a push is under way, and calls fetch() at its end
                 elif session.news == news:
                     session.caught_up()
                     if after is not None:
@@ -228,29 +228,29 @@ class Keeper:
         except StoreError as error:
             self._background.complain("stored envelopes cannot be read", error)
             if self._is_current(session):
-                session.caught_up()  # what comes now need not wait for the store
+                session.caught_up()  # new envelopes need not wait for the store
                 self._flush()
                 self._ask_again(session)
         finally:
             session.fetching = False
 
     async def _delete_written(self, session: Session) -> str | None:
-        """Delete what ``session`` was given. If that fails, gives the last of it: what it was not given is behind that."""
+        """Delete what ``session`` was given. If that fails, return the last id of it, after which reading has to go on."""
         before = self._undeleted.pop(session.address, [])
         self._undeleted_count -= len(before)
         session.done[:0] = before
         done = session.written_ids()
         if not done:
             return None
-        if not await self._delete(session.address, done):  # from a full disk the store can still read
+        if not await self._delete(session.address, done):  # for example on a full disk, where reading still works
             return str(done[-1])
         session.deleted(done)
         return None
 
     async def _delete(self, address: SessionAddress, done: list[str]) -> bool:
-        """Delete ``done``, and give whether that is done.
+        """Delete ``done``, and return whether that has worked.
 
-        After a failure nothing is tried for a while: a store that has to take a transaction back counts anew all that it has.
+        After a failure nothing is tried for a while, because a store that rolls a transaction back has to recount all its rows.
         """
         if self._clock.seconds() < self._keeps_until:
             return False
@@ -277,7 +277,7 @@ class Keeper:
     # --- ends ------------------------------------------------------------------------------------------------------
 
     def left(self, session: Session) -> None:
-        """``session`` has ended: what it has not written goes back to the store."""
+        """``session`` has ended: envelopes that it has not written go back to the store."""
         call = self._retries.pop(session, None)
         if call is not None:
             call.cancel()
@@ -286,7 +286,7 @@ class Keeper:
             self._bring_back(session, done, unwritten)
 
     def _bring_back(self, session: Session, done: list[str], unwritten: list[bytes]) -> None:
-        """Put into the store what a session was not given, before what comes for it later; delete there what it was given."""
+        """Store what a session was not given, ahead of later envelopes for it, and delete what it was given."""
         line = self._lines.get(session.address)
         if line is None:
             line = self._lines[session.address] = Line()
@@ -322,7 +322,7 @@ class Keeper:
             self.stored(address)
 
     def _remember(self, address: SessionAddress, done: list[str]) -> None:
-        """Keep in mind what the next session of this name is not to be given once more."""
+        """Remember what the next session of this name must not be given again."""
         self._undeleted.setdefault(address, []).extend(done)
         self._undeleted.move_to_end(address)
         self._undeleted_count += len(done)
@@ -331,7 +331,7 @@ class Keeper:
         self._delete_later()
 
     def _delete_later(self) -> None:
-        """Try again to delete what is remembered: its sessions may come to another process, or to the next one."""
+        """Try again later to delete what is remembered: its sessions may connect to another process, or after a restart."""
         if self._undeleted and self._deleting is None and not self._is_deleting and not self._stopped:
             self._deleting = self._clock.callLater(_RETRY_S, self._delete_now)
 
@@ -340,7 +340,7 @@ class Keeper:
         self._background.run(self._delete_remembered())
 
     async def _delete_remembered(self) -> None:
-        """Delete what is remembered, up to the first that cannot be."""
+        """Delete what is remembered, session by session, until a deletion fails."""
         self._is_deleting = True
         try:
             for address in list(self._undeleted):
@@ -352,7 +352,7 @@ class Keeper:
                 if self._undeleted.get(address) is not ids:
                     continue
                 if not is_deleted:
-                    self._undeleted.move_to_end(address)  # the others need not wait if it is this one alone
+                    self._undeleted.move_to_end(address)  # the others need not wait if only this one fails
                     break
                 del ids[:count]
                 self._undeleted_count -= count
@@ -381,9 +381,9 @@ class Keeper:
         return [(data, error) for data, error in zip(some, errors, strict=True) if isinstance(error, StoreFull)]
 
     def _give_back(self, address: SessionAddress, full: list[tuple[bytes, StoreFull]], rest: list[bytes]) -> bool:
-        """Have the session keep what the store has no room for, and ``rest``, which is not tried then; gives whether it is here.
+        """Let the session keep ``full``, for which the store has no room, and ``rest``, which is then not tried.
 
-        Without a session the first are lost.
+        Returns whether the session is connected. If it is not, ``full`` is lost.
         """
         session, lost = self._switch.sessions.get(address), [data for data, _ in full]
         if session is not None:
@@ -395,6 +395,6 @@ class Keeper:
         return session is not None
 
     def _next(self, address: SessionAddress, line: Line) -> None:
-        """A turn is over. The line is left when there is no other."""
+        """End a turn, and drop the line if nobody else is in it."""
         if line.over():
             del self._lines[address]

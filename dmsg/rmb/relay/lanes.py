@@ -1,7 +1,7 @@
-"""What waits for another relay: one lane each, in which the senders take turns, and how much may wait. Pure.
+"""Queues of envelopes for other relays: a lane for each relay, in which the senders take turns, and their limits. Pure.
 
-:ref:`spec-rmb-federation`. A lane whose relay did not answer several times in a row is closed for a while: what waits in
-it goes another way at once, instead of one time-out after the other.
+:ref:`spec-rmb-federation`. A lane whose relay did not answer several times in a row is closed for a while: its envelopes
+go another way at once, instead of waiting for one timeout after the other.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from dmsg.rmb.core.wire import Envelope
 from dmsg.sansio.backoff import Backoff
 from dmsg.sansio.weights import Weights
 
-#: What an outgoing envelope counts for beside its bytes and the texts of its outline: 2.6 kB were measured, and 3.8 kB where
-#: its sender has no other.
+#: Bytes that an outgoing envelope counts besides its own bytes and its outline: 2.6 kB were measured, and 3.8 kB for the only
+#: envelope of a sender.
 OUTGOING_BYTES: Final = 4096
 
 
 def held_bytes(envelope: Envelope, data: bytes) -> int:
-    """What ``data`` and its outline hold. The arena of a parsed one may have twice the size of what is in it."""
+    """Bytes held by ``data`` and its outline. The arena of a parsed envelope may be twice as large as its contents."""
     return len(data) + 2 * envelope.ByteSize()
 
 
@@ -33,28 +33,28 @@ class Outgoing:
 
     envelope: Envelope
     data: bytes
-    #: The twin it is for, as the registry had it last.
+    #: The twin it is for, as last read from the registry.
     twin: Twin
     expires_at: float
-    #: Only for a relay the session is connected to; called when there is none, with whether one may have taken it.
+    #: If set, only a relay with the connected session may take it. Called if there is none, with whether one may have taken it.
     otherwise: Callable[[bool], None] | None = None
-    #: Called, with the same, when its twin has moved to this relay meanwhile.
+    #: Called, with the same argument, when its twin has moved to this relay meanwhile.
     moved_here: Callable[[bool], None] | None = None
-    #: Whether the relays are only asked for a session now: they do not keep it.
+    #: Whether relays may now take it only for a connected session, and not store it.
     connected_only: bool = False
     #: Relays left in this pass, the next one last.
     candidates: list[str] = field(default_factory=list)
-    #: Relays that said they would never take it.
+    #: Relays that refused it for good.
     rejected: set[str] = field(default_factory=set)
-    #: Whether one may have taken it without saying so.
+    #: Whether a relay may have taken it without confirming it.
     in_doubt: bool = False
-    #: The relay it counts for: the one that it waits for, or waited for last.
+    #: The relay to whose share it counts: the one that it waits for, or waited for last.
     charged: str = ""
-    #: Where it waits to be posted.
+    #: The lane in which it waits to be posted.
     lane: Lane | None = None
     passes: int = 0
     done: bool = False
-    #: The twin it is from, and what it counts for, in bytes.
+    #: The twin that sent it, and the bytes that it counts for.
     source: int = field(init=False)
     size: int = field(init=False)
 
@@ -64,7 +64,7 @@ class Outgoing:
 
 
 class Room:
-    """Bytes that may be outstanding, shared fairly: one key may have as much as it leaves free for others."""
+    """A fairly shared limit of outstanding bytes: a key may have as many as it leaves free for others."""
 
     __slots__ = ("_limit", "_taken", "used")
 
@@ -74,16 +74,16 @@ class Room:
         self.used = 0
 
     def has(self, key: object, size: int) -> bool:
-        """Whether ``key`` may take ``size`` more."""
+        """Whether ``key`` may take ``size`` bytes more."""
         return self._taken.get(key, 0) + size <= self._limit - self.used
 
     def take(self, key: object, size: int) -> None:
-        """Take it."""
+        """Count ``size`` bytes for ``key``."""
         self.used += size
         self._taken[key] = self._taken.get(key, 0) + size
 
     def give_back(self, key: object, size: int) -> None:
-        """Give it back."""
+        """Release ``size`` bytes of ``key``."""
         self.used -= size
         left = self._taken.get(key, 0) - size
         if left:
@@ -93,7 +93,7 @@ class Room:
 
 
 class Held:
-    """What is outstanding, by its senders, and how many bytes each has."""
+    """The outstanding envelopes by sender, and the bytes of each sender."""
 
     __slots__ = ("_bytes", "_of")
 
@@ -111,13 +111,13 @@ class Held:
         return self._bytes[source]
 
     def add(self, outgoing: Outgoing) -> None:
-        """Count one more."""
+        """Add an outstanding envelope."""
         source = outgoing.source
         self._bytes.add(source, outgoing.size)
         self._of.setdefault(source, OrderedDict())[outgoing] = None
 
     def remove(self, outgoing: Outgoing) -> None:
-        """It is not outstanding any more."""
+        """Remove an envelope that is no longer outstanding."""
         source = outgoing.source
         self._bytes.add(source, -outgoing.size)
         del self._of[source][outgoing]
@@ -125,13 +125,13 @@ class Held:
             del self._of[source]
 
     def surplus(self, source: int, size: int) -> Outgoing | None:
-        """What came last of the sender that has most, unless ``source`` would have as much with ``size`` more."""
+        """The latest envelope of the sender with the most bytes, unless ``source`` would have as many with ``size`` more."""
         largest = self._bytes.largest()
         return next(reversed(self._of[largest])) if self._bytes[largest] > self.of(source) + size else None
 
 
 class Lane:
-    """What waits for one relay, and how the relay has done lately. Times are seconds on any one clock."""
+    """The queue for one relay, and the relay's recent failures. Times are seconds on any one clock."""
 
     __slots__ = (
         "_backoff",
@@ -148,12 +148,12 @@ class Lane:
     )
 
     def __init__(self, failures_to_close: int, backoff: Backoff) -> None:
-        #: By whether the relay is only asked for a session, which is a post of its own, and by sender.
+        #: Queues by ``connected_only``, which takes a post of its own, and by sender.
         self._queues: dict[bool, OrderedDict[int, OrderedDict[Outgoing, None]]] = {
             False: OrderedDict(),
             True: OrderedDict(),
         }
-        #: The one of these whose turn is next.
+        #: The key of the two kinds of queues whose turn is next.
         self._next = False
         self._failures_to_close = failures_to_close
         self._backoff = backoff
@@ -162,9 +162,9 @@ class Lane:
         self.failures = 0
         #: Posts under way.
         self.posting = 0
-        #: Whether posts are being started; and whether what waits is being sent another way.
+        #: Whether posts are being started; and whether queued envelopes are being sent another way.
         self.pumping = self.clearing = False
-        #: The rate of failures that was told last, and when.
+        #: The failure rate in the last event, and when that was emitted.
         self.told_rate = self.told_at = 0.0
 
     def __bool__(self) -> bool:
@@ -176,12 +176,12 @@ class Lane:
         return bool(self or self.posting)
 
     def put(self, outgoing: Outgoing) -> None:
-        """Let it wait behind its sender's others."""
+        """Queue an envelope behind the others of its sender."""
         outgoing.lane = self
         self._queues[outgoing.connected_only].setdefault(outgoing.source, OrderedDict())[outgoing] = None
 
     def discard(self, outgoing: Outgoing) -> None:
-        """It need not wait any more."""
+        """Remove an envelope from the queue."""
         outgoing.lane = None
         queues = self._queues[outgoing.connected_only]
         queue = queues[outgoing.source]
@@ -190,9 +190,9 @@ class Lane:
             del queues[outgoing.source]
 
     def take(self, most: int, max_bytes: int) -> list[Outgoing]:
-        """The next ones, at most ``most`` and ``max_bytes``, but one if there is one. Each sender has one in turn.
+        """Take the next envelopes, at most ``most`` and ``max_bytes``, but at least one if any waits. Senders take turns.
 
-        All are for any session, or all for connected ones only; if both wait, they have turns, too.
+        The envelopes taken are either all ``connected_only`` or all not; if both kinds wait, they take turns too.
         """
         queues = self._queues[self._next] or self._queues[not self._next]
         self._next = queues is self._queues[False]
@@ -210,7 +210,7 @@ class Lane:
         return taken
 
     def clear(self, most: int) -> list[Outgoing]:
-        """Take ``most``, in the order they came in for each sender and kind."""
+        """Take up to ``most`` envelopes, in the order in which they came for each sender and kind."""
         queues = chain.from_iterable(of_kind.values() for of_kind in self._queues.values())
         cleared = list(islice(chain.from_iterable(queues), most))
         for outgoing in cleared:
@@ -218,11 +218,11 @@ class Lane:
         return cleared
 
     def closed(self, now: float) -> bool:
-        """Whether nothing is to be tried yet."""
+        """Whether the lane is closed, so that nothing is tried yet."""
         return now < self._closed_until
 
     def answered(self) -> None:
-        """The relay did answer."""
+        """The relay answered."""
         self.failures = 0
         self._closed_until = 0.0
 

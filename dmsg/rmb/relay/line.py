@@ -1,4 +1,4 @@
-"""Those who put something into a relay's store, one after the other, and what the store has not answered yet."""
+"""Turns for tasks that push into a relay's store, and the bytes that the store has not acknowledged yet."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dmsg.rmb.relay.stores.base import QueueStore
 
 
 class Line:
-    """Turns of those who put something into the store, ``places`` at a time. One that is over at once starts no other."""
+    """A first-in, first-out semaphore with ``places``. A turn that ends at once does not start the next one recursively."""
 
     __slots__ = ("_calling", "_free", "_places", "_waiting")
 
@@ -23,13 +23,13 @@ class Line:
         self._waiting: Waiters[None] = Waiters()
 
     async def turn(self) -> None:
-        """Wait for it."""
+        """Wait for a turn."""
         if not self._free or self._waiting:
             await self._waiting.wait()
         self._free -= 1
 
     def over(self) -> bool:
-        """End a turn, and give the next ones theirs; gives whether no one has one now."""
+        """End a turn and start those that wait; returns whether nobody has a turn now."""
         self._free += 1
         if self._calling:
             return False
@@ -41,7 +41,7 @@ class Line:
 
 
 class Pushes:
-    """Gives envelopes to ``store``, and counts the bytes of those that it has not answered."""
+    """Pushes envelopes into ``store``, and counts the bytes that it has not acknowledged."""
 
     __slots__ = ("_store", "waiting_bytes")
 
@@ -50,7 +50,7 @@ class Pushes:
         self.waiting_bytes = 0
 
     def push(self, session: SessionAddress, data: bytes, now: float, expires_at: float, source: int) -> Deferred[bool]:
-        """See :meth:`~dmsg.rmb.relay.stores.base.QueueStore.push`. The store has it also when the caller gives up."""
+        """See :meth:`~dmsg.rmb.relay.stores.base.QueueStore.push`. The push goes on if the caller is cancelled."""
         size = len(data)
 
         def answered(outcome: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Who may open a session: the token in the URL, whose it is, and how often a network may try. :ref:`spec-rmb-token`."""
+"""Who may open a session: checks the token in the URL, and limits how often a network may try. :ref:`spec-rmb-token`."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from dmsg.serving.handshake_rates import HandshakeRates
 
 
 class _UsedTokens:
-    """From which network each token came first. Who has seen a token elsewhere, in a log say, cannot use it again.
+    """The network from which each token came first: someone elsewhere who has seen a token, say in a log, cannot use it.
 
-    A program may: one that connects twice within a second may have made the same token twice.
+    The same network may use it again: a program that connects twice within a second may make the same token twice.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -30,7 +30,7 @@ class _UsedTokens:
         self._tally: Tally[int] = Tally()
 
     def is_replayed(self, token: Token, origin: Origin) -> bool:
-        """Whether ``token`` was used from another network; if not, it is now used from that of ``origin``."""
+        """Whether ``token`` was used from another network; if not, note that the network of ``origin`` has used it."""
         name = sha256(token.signed).digest()
         used = self._of_twin.setdefault(token.twin, OrderedDict())
         if name in used:
@@ -38,7 +38,7 @@ class _UsedTokens:
         used[name] = origin.network
         self._tally.add(token.twin)
         self._count += 1
-        if self._count > self._capacity:  # a twin that logs in without end makes its own tokens new again
+        if self._count > self._capacity:  # a twin that logs in endlessly makes only its own tokens new again
             self._forget(self._tally.largest())
         return False
 
@@ -51,7 +51,7 @@ class _UsedTokens:
 
 
 class Logins:
-    """Checks logins to a relay that is called ``domains``. ``now`` is on the clock that :meth:`check` gets times of."""
+    """Checks logins to the relay whose names are ``domains``. ``now`` is on the same clock as that of :meth:`check`."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Logins:
         self._used = _UsedTokens(limits.used_tokens)
 
     async def check(self, query: str | None, origin: Origin, now: float, unix_s: float) -> SessionAddress:
-        """The session that ``query``, the text behind the ``?``, lets in. Raises ``TokenRefused``."""
+        """The session for the token in ``query``, the text after the ``?``. Raises ``TokenRefused``."""
         limit = self._rates.take(origin, now)
         if limit:
             raise TokenRefused(429, "too many logins", limit)

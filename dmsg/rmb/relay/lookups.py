@@ -1,4 +1,4 @@
-"""Twins that a relay looks up for the networks that ask for them: one network cannot take all look-ups there are."""
+"""Look-ups of twins with a limit for each network that causes them, so that one network cannot use all of them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dmsg.glue.waiters import Waiters
 from dmsg.rmb.core.twin import Twin
 from dmsg.rmb.interfaces import ITwinRegistry
 
-#: Look-ups for one network at a time: a registry that asks a chain has 64 for all, of some 50 ms each.
+#: Look-ups for one network at a time: a registry that asks a chain runs 64 in all, of some 50 ms each.
 LOOK_UPS_PER_NETWORK: Final = 16
 
 
 class _Crowd:
-    """Those of one network: how many places are free, and who waits for one."""
+    """The look-ups of one network: how many places are free, and who waits for one."""
 
     __slots__ = ("calling", "free", "line")
 
@@ -24,7 +24,7 @@ class _Crowd:
 
 
 class LookUps:
-    """Asks ``registry``, for each network ``places`` questions at a time; the next ones wait. The caller bounds how many."""
+    """Asks ``registry``, with ``places`` look-ups at a time for each network; more have to wait. The caller limits how many."""
 
     def __init__(self, registry: ITwinRegistry, places: int = LOOK_UPS_PER_NETWORK) -> None:
         self._registry = registry
@@ -32,7 +32,7 @@ class LookUps:
         self._crowds: dict[str, _Crowd] = {}
 
     def __len__(self) -> int:
-        """Networks for which something is asked."""
+        """Networks with look-ups under way."""
         return len(self._crowds)
 
     async def get(self, twin: int, network: str) -> Twin | None:
@@ -51,7 +51,7 @@ class LookUps:
             self._call(crowd, network)
 
     def _call(self, crowd: _Crowd, network: str) -> None:
-        """Give free places to who waits. One that is answered at once comes back here, and must not go on from there."""
+        """Give free places to those that wait. A look-up that is answered at once calls this again, which must not recurse."""
         if crowd.calling:
             return
         crowd.calling = True

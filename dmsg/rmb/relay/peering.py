@@ -1,11 +1,11 @@
-"""How relays that know each other prove it in each POST, and what else they may say then. Pure.
+"""How relays that know each other prove it in each POST, and which posts only they may send. Pure.
 
 :ref:`spec-rmb-peering`. The header :data:`HEADER` holds seven words: version, name of the sender, name of the receiver,
 Unix time in milliseconds, a random number, the kind of body, and an ed25519 signature (in hex) over all of them and the
-body's digest. A header is good for one POST, to one receiver, for half a minute.
+body's digest. A header is valid for one POST, to one receiver, for half a minute.
 
-Only to relays that know it a relay posts several envelopes at once: each with its length before it (4 bytes, big-endian).
-The answer is 202, or 200 and the status of each in 2 bytes, big-endian.
+A relay posts several envelopes at once only to relays that know it: each with its length before it (4 bytes, big-endian).
+The answer is 202, or 200 and the status of each envelope in 2 bytes, big-endian.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from dmsg.rmb.relay.errors import NotTrusted
 
 HEADER: Final = "Dmsg-Relay"
 VERSION: Final = "1"
-#: How far two relays' clocks, with the way between them, may be apart, in milliseconds.
+#: Most milliseconds between the clocks of two relays, including the latency.
 SKEW_MS: Final = 30_000
-#: Posts of one relay that are remembered, so that none is taken twice, for twice the time above: 150 bytes each. Above,
+#: Posts of one relay that are remembered to refuse replays, for twice the time above: 150 bytes each. Above this number,
 #: posts are refused; each may have several envelopes.
 REMEMBERED_POSTS: Final = 65_536
-#: Longest header: two names of 259 bytes at most, and 230 more.
+#: Longest header: two names of at most 259 bytes, and 230 bytes more.
 HEADER_LIMIT_BYTES: Final = 1024
 
-#: Most bytes of envelopes in a post of several, whatever the length of one may be.
+#: Most bytes of envelopes in a post of several, independent of the limit of one envelope.
 BATCH_BYTES: Final = 512 * 1024
 
 _NONCE_BYTES: Final = 8
@@ -46,19 +46,19 @@ _STATUS: Final = struct.Struct(">H")
 
 
 class Body(Enum):
-    """What a POST has in its body; the value stands in the header."""
+    """The kind of a POST's body; the value is in the header."""
 
     #: One envelope, as from any relay.
     ONE = "one"
     #: Several, each with its length before it.
     SEVERAL = "several"
-    #: Several, each only for a session that is connected now: the sender keeps the others.
+    #: Several, each only for a session that is connected now: the sender keeps those for other sessions.
     CONNECTED = "connected"
 
 
 @dataclass(frozen=True, slots=True)
 class SignedPost:
-    """What a good header says: the name of the relay that sent it, and the kind of body."""
+    """The content of a valid header: the name of the relay that sent it, and the kind of body."""
 
     relay: str
     body: Body
@@ -90,7 +90,7 @@ class Signer:
         self._random = random
 
     def header(self, relay: str, kind: Body, body: bytes, unix_s: float) -> bytes:
-        """The value of the header of a post to ``relay``, named as the twins' registry does."""
+        """The value of the header of a post to ``relay``, which is named as in the twins' registry."""
         words = (
             VERSION,
             self._name,
@@ -116,7 +116,7 @@ class Verifier:
         self._posts: dict[str, OrderedDict[str, float]] = {name: OrderedDict() for name in self._known}
 
     def check(self, header: bytes | None, body: bytes, unix_s: float) -> SignedPost:
-        """What the header says; raises :class:`NotTrusted`. The same header is good once."""
+        """The content of the header; raises :class:`NotTrusted`. A header is valid only once."""
         if header is None:
             raise NotTrusted(Reason.NOT_SIGNED)
         words = header.decode("ascii", "replace").split(" ") if len(header) <= HEADER_LIMIT_BYTES else []
@@ -142,7 +142,7 @@ class Verifier:
         if len(posts) >= self._remembered:
             if next(iter(posts.values())) <= now_ms + 2 * SKEW_MS:
                 raise NotTrusted(Reason.LIMITS_EXCEEDED)
-            posts.popitem(last=False)  # our clock has been set back: it would stay until the clock is there again
+            posts.popitem(last=False)  # our clock was set back: the entry would stay until the clock catches up
         posts[nonce] = now_ms + 2 * SKEW_MS
         return said
 
@@ -175,5 +175,5 @@ def join_statuses(statuses: Sequence[int]) -> bytes:
 
 
 def split_statuses(body: bytes, count: int) -> list[int] | None:
-    """The statuses of ``count`` envelopes, or ``None`` if the body is of another length."""
+    """The statuses of ``count`` envelopes, or ``None`` if the body has another length."""
     return [status for (status,) in _STATUS.iter_unpack(body)] if len(body) == count * _STATUS.size else None

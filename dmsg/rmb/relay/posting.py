@@ -15,15 +15,15 @@ from dmsg.http.errors import NoAnswer
 from dmsg.rmb.relay.errors import NotPosted
 from dmsg.rmb.relay.peering import HEADER, Body, Signer, join_envelopes, split_statuses
 
-#: How long connecting, and a whole post, may take, in seconds: the public relay's numbers.
+#: Timeouts of connecting, and of a whole post, in seconds: the public relay's values.
 CONNECT_TIMEOUT_S: Final = 2.0
 POST_TIMEOUT_S: Final = 3.0
-#: Connections kept to one relay.
+#: Pooled connections to one relay.
 CONNECTIONS: Final = 4
 ONE_TYPE: Final = b"application/octet-stream"
 #: Several envelopes, each with its length before it.
 SEVERAL_TYPE: Final = b"application/x-dmsg-envelopes"
-#: A known relay that does not understand a post of several envelopes is sent them one by one for so long, in seconds.
+#: Seconds for which a known relay that does not understand a post of several envelopes gets them one by one.
 SINGLE_S: Final = 60.0
 TOO_EARLY: Final = 425
 _UNKNOWN: Final = (400, 401, 413)
@@ -31,18 +31,18 @@ _ANSWER_BYTES: Final = 64 * 1024
 
 
 def is_loopback(relay: str) -> bool:
-    """Whether ``relay`` (a host, perhaps with a port) is this machine by name."""
+    """Whether ``relay`` (a host, perhaps with a port) is localhost or a loopback address."""
     host = relay.rpartition(":")[0] if relay.count(":") == 1 else relay
     address = parse_ip(host)
     return host.lower() == "localhost" or (address is not None and address.is_loopback)
 
 
 class RelayPoster:
-    """Posts to relays: to those in ``known`` (names in lower case) signed by ``signer``, and several at once.
+    """Posts to relays. Those to relays in ``known`` (names in lower case) are signed and may have several envelopes.
 
     ``scheme`` is ``https``, ``http``, or ``auto``: https, but http to this machine if one of ``domains``, this relay's own
-    names, is on it, too. A registry is written by strangers: without that last condition, one of them could let us post to
-    programs that only listen here.
+    names, is on this machine too. Strangers write the registry: without that last condition, one of them could make us post
+    to programs that only listen here.
     """
 
     def __init__(
@@ -61,12 +61,12 @@ class RelayPoster:
         self._plain_loopback = scheme == "auto" and any(map(is_loopback, domains))
         self._signer = signer
         self._known = frozenset(known) if signer is not None else frozenset()
-        #: Relays that did not take several envelopes in a post, and when that was, in Unix seconds.
+        #: Relays that refused a post of several envelopes, and when that was, in Unix seconds.
         self._single: dict[str, float] = {}
 
     @staticmethod
     def connect(reactor: object) -> HttpCaller:
-        """What to give as ``caller``."""
+        """The HTTP client to pass as ``caller``."""
         return HttpCaller.connect(
             NamesOfStrangers(reactor),
             timeout_s=POST_TIMEOUT_S,
@@ -78,7 +78,7 @@ class RelayPoster:
         """See :class:`~dmsg.rmb.relay.federation.Poster`."""
         name = relay.lower()
         refused_at = self._single.get(name)
-        # Later than now if the clock has been set back since: it may be what the other relay did not believe.
+        # ``refused_at`` is in the future if our clock was set back since, perhaps because it was why the relay refused.
         rests = refused_at is not None and 0 <= self._unix_time() - refused_at < SINGLE_S
         return name in self._known and not rests
 
@@ -89,9 +89,9 @@ class RelayPoster:
     async def _post(self, relay: str, envelopes: Sequence[bytes], connected_only: bool) -> list[int]:
         headers = {"Accept": b"*/*", "Content-Type": ONE_TYPE}
         body = envelopes[0]
-        if connected_only and not self.knows(relay):  # since they began to wait; it would keep them
+        if connected_only and not self.knows(relay):  # no longer known since they were queued; it would store them
             return [TOO_EARLY] * len(envelopes)
-        # Also one by one: what was wrong with several may be over, and a relay that knows us takes nothing that is not signed.
+        # Sign single envelopes too: a relay that knows us accepts only signed posts, and may accept several again by now.
         if self._signer is not None and relay.lower() in self._known:
             kind = Body.CONNECTED if connected_only else Body.SEVERAL if len(envelopes) > 1 else Body.ONE
             if kind is not Body.ONE:

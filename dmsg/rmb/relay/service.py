@@ -1,6 +1,6 @@
-"""A relay of the Reliable Message Bus as a service: sessions over WebSockets, envelopes between them, HTTP beside them.
+"""A relay of the Reliable Message Bus as a service: sessions over WebSockets, envelopes between them, and HTTP.
 
-:ref:`spec-rmb-relay`. A read of one session is parsed, routed, and written to each session it is for, in one go:
+:ref:`spec-rmb-relay`. Data read from one session is parsed, routed and written to the receiving sessions in one go:
 ``WebSocket.receive_data``, ``Switch.route``, ``Session.data_to_send``.
 """
 
@@ -45,17 +45,17 @@ from dmsg.serving.admission import Admission, Origin
 from dmsg.serving.errors import RelayDraining
 
 _log = Logger()
-#: Between two lines of the event log that tell what happened to envelopes, in seconds.
+#: Seconds between two lines of the event log with the counts of envelopes.
 _ROUTED_EVERY_S: Final = 10.0
 
 
 class RmbRelay(Service):
-    """A relay as a Twisted service. ``domains`` are its names in the registry, ``limit`` what a twin may send.
+    """A relay as a Twisted service. ``domains`` are its names in the registry, ``limit`` is the rate limit of a twin.
 
     An envelope has at most ``max_message_bytes``; that is enforced while its fragments arrive.
 
-    ``startService`` listens; ``stopService`` takes no more sessions, lets what is under way come to its end for
-    ``limits.drain_timeout_s``, and closes all sessions. What they were not given is in the store then.
+    ``startService`` lets sessions in; ``stopService`` closes all sessions, and gives deliveries under way up to
+    ``limits.drain_timeout_s`` to end. Envelopes that sessions were not given are in the store then.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class RmbRelay(Service):
         self._events = events
         self._unix_time = unix_time
         self._numbers = count(1)
-        #: What the WebSocket of a session allows.
+        #: The limits of a session's WebSocket.
         self.websocket_config = WebSocketConfig(
             max_message_bytes=max_message_bytes, ping_after_s=limits.ping_after_s, dead_after_s=limits.dead_after_s
         )
@@ -115,7 +115,7 @@ class RmbRelay(Service):
         self._telling.start(_ROUTED_EVERY_S, now=False)
 
     def stopService(self) -> Deferred[None]:
-        """Close the sessions, and bring what is under way to its end."""
+        """Close the sessions, and finish deliveries under way."""
         super().stopService()  # type: ignore[no-untyped-call]
         return ensureDeferred(self._stop())
 
@@ -149,7 +149,7 @@ class RmbRelay(Service):
         }
 
     def public_stats(self) -> dict[str, float]:
-        """What the public relay counts, under its names."""
+        """The counters of the public relay, under its names."""
         counts, switch = self.switch.counts, self.switch
         return {
             "relay_worker_connections": len(switch.sessions),
@@ -175,7 +175,7 @@ class RmbRelay(Service):
             raise
 
     def check_room(self, address: SessionAddress, host: str) -> None:
-        """Raise ``TokenRefused`` when there is no place for ``address``, and none can be made."""
+        """Raise ``TokenRefused`` when there is no place for ``address`` and no session can be evicted for it."""
         if not self.ready:
             raise TokenRefused(503, "the relay stops", Reason.SERVER_DRAINING)
         origin, sessions = Origin.of(host), self.switch.sessions
@@ -189,14 +189,15 @@ class RmbRelay(Service):
             raise TokenRefused(503, "too many sessions", "too many connections")
 
     def _needs_place(self, goes: Session | None, origin: Origin) -> bool:
-        """Whether a session from ``origin`` needs a place though ``goes`` ends for it.
+        """Whether a session from ``origin`` needs a further place, though ``goes`` ends for it.
 
-        One from elsewhere leaves none at a full address: sessions that move would fill it.
+        If ``goes`` comes from another address, it frees no place at a full address of ``origin``: otherwise sessions could
+        exceed that limit by moving there.
         """
         return goes is None or (goes.origin.address != origin.address and self.admission.is_full(origin))
 
     def _make_room(self, address: SessionAddress, origin: Origin) -> None:
-        """Close the session whose place ``address`` takes."""
+        """Close the sessions whose place ``address`` takes."""
         older, surplus = self.switch.sessions.get(address), self.switch.surplus(address)
         if older is not None:
             self._close(older, CloseCode.REPLACED, "a newer connection has taken this session", "replaced")
@@ -206,7 +207,7 @@ class RmbRelay(Service):
             self._close(victim, CloseCode.EVICTED, "the place is needed for others", "evicted")
 
     def open(self, shell: WebSocketShell, address: SessionAddress, host: str, began: float) -> None:
-        """Begin a session of ``address`` on a WebSocket that was accepted; ``began`` is when its request came."""
+        """Begin a session of ``address`` on an accepted WebSocket; ``began`` is when its request came."""
         now, origin = self.reactor.seconds(), Origin.of(host)
         self._make_room(address, origin)
         session = Session(
@@ -224,7 +225,7 @@ class RmbRelay(Service):
         self.delivery.keeper.fetch(session)
 
     def _close(self, session: Session, code: CloseCode, text: str, why: DmsgError | str) -> None:
-        """End a session: it is out of the switch now, its connection goes on until the goodbyes are said."""
+        """End a session: it leaves the switch now, but its connection stays open for the closing handshake."""
         self.evictions += 1
         shell = cast(WebSocketShell, session.owner)
         self._forget(session)
@@ -267,19 +268,19 @@ class RmbRelay(Service):
             self._forget(session)
 
     def after_read(self, shell: Shell) -> None:
-        """Write what one read has led to."""
+        """Write the answers and envelopes that one read has caused."""
         shell.flush()
         self.flush()
 
     def flush(self) -> None:
-        """Write to the sessions that got something; if too much waits, close those for which the most does."""
+        """Write to the sessions that got something; while too much is queued, close the largest sessions."""
         switch = self.switch
         switch.now = self.reactor.seconds()
         flush_all(switch.dirty)
         while (largest := switch.largest()) is not None:
             self._close(largest, CloseCode.SLOW_CONSUMER, "this session takes too much memory", "slow_consumer")
             if largest.owner.congested or largest.incoming_bytes:
-                largest.owner.cut()  # what it holds is needed now
+                largest.owner.cut()  # its memory is needed now
         if switch.problems:
             problems, switch.problems = switch.problems, []
             for twin, problem in problems:
@@ -289,13 +290,13 @@ class RmbRelay(Service):
                     self._report.failed(twin, problem.text)
 
     def flushed(self, shell: Shell) -> None:
-        """Read on from the store when all that was read before is written."""
+        """Read more from the store when the session has written all that was read before."""
         session = shell.core
         if type(session) is Session and session.stored and not session.queue:
             self.delivery.keeper.fetch(session)
 
     def connection_lost(self, shell: Shell, error: DmsgError | None, reason: Failure) -> None:
-        """Forget a session that has ended; what it has not written goes to the store."""
+        """Forget a session that has ended; envelopes that it has not written go to the store."""
         assert isinstance(shell, WebSocketShell)
         self._shells.discard(shell)
         session = shell.core
@@ -314,7 +315,7 @@ class RmbRelay(Service):
                     session.bytes_out,
                 )
             )
-            session.owner = None  # without the cycle both are freed now, before the garbage collector runs
+            session.owner = None  # breaks a cycle, so that both are freed now and not by the garbage collector
         if not self._shells:
             self._emptied.fire(None)
 

@@ -1,7 +1,7 @@
-"""A twin's session at a relay: its WebSocket, and what waits for it. Pure.
+"""A twin's session at a relay: its WebSocket, and its queue. Pure.
 
-:ref:`spec-rmb-queues`. What waits becomes frames only when the network takes them, so that what has not been written can go
-to the store when the session ends.
+:ref:`spec-rmb-queues`. Queued envelopes become frames only when the network takes them, so that all others can go to the
+store when the session ends.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from dmsg.sansio.websocket import WRITE_BYTES, Role, State, WebSocket, WebSocket
 from dmsg.sansio.websocket_frames import Closed
 from dmsg.serving.admission import Origin
 
-# An attribute of an enumeration takes a call in Python.
+# Reading a member of an enumeration is a function call in Python, so it is done once.
 _OPEN: Final = State.OPEN
-#: The longest head of a frame of a server.
+#: The longest head of a server's frame.
 _HEAD_BYTES: Final = 10
 
 
 class Traffic:
-    """What waits for all sessions of a relay, which one hands another's envelopes to."""
+    """The queued bytes of all sessions of a relay, and which of them have to write."""
 
     def __init__(self, limits: RelayLimits) -> None:
         self.limits = limits
@@ -37,19 +37,19 @@ class Traffic:
         self.stalled: dict[Session, None] = {}
         #: Bytes of envelopes and answers that are not written yet, or that a network has not taken.
         self.waiting_bytes = 0
-        #: Bytes on their way back to the store from sessions that were not given them, by the networks of these.
+        #: Unwritten bytes on their way from sessions back to the store, by the networks of the sessions.
         self.returning: Room = Room(limits.queued_total_bytes)
-        #: Sessions that have sent a part of a message, how much, and the sum.
+        #: Bytes of incomplete messages by session, and their sum.
         self.incoming: dict[Session, int] = {}
         self.incoming_total_bytes = 0
-        #: Envelopes and bytes that were written.
+        #: Envelopes and bytes written so far.
         self.written = self.written_bytes = 0
-        #: The time on the clock of the shells when something happened last.
+        #: The time of the last activity, on the clock of the shells.
         self.now = 0.0
 
 
 class Session(WebSocket):
-    """One connection of a twin. ``number`` grows with each; ``origin`` is where it comes from."""
+    """One connection of a twin. ``number`` grows with each session; ``origin`` is where it comes from."""
 
     __slots__ = (
         "address",
@@ -99,35 +99,35 @@ class Session(WebSocket):
         self.address = address
         self.origin = origin
         self.number = number
-        #: What its twin may send, if that is limited.
+        #: The rate limit of its twin, if there is one.
         self.limiter: FixedWindow | None = None
-        #: What its envelopes have as source.
+        #: The source that its envelopes must have.
         self.source = Address()
         address.write_to(self.source)
         #: The shell that drives it.
         self.owner: Any = None
         #: Whether it is going to be flushed.
         self.dirty = False
-        #: What is to be written next, and behind it what comes after that which is in the store.
+        #: Envelopes to write next; and envelopes to write after those that are in the store.
         self.queue: deque[bytes] = deque()
         self.behind: deque[bytes] = deque()
         self.waiting_bytes = 0
-        #: What was written last, when the network took nothing more.
+        #: Bytes of the last write before the network stalled.
         self.buffered_bytes = 0
-        #: Frames of answers of the relay itself that are not written yet.
+        #: Unwritten bytes of the relay's own answers.
         self.said_bytes = 0
         #: Whether the store may have something for it.
         self.stored = True
-        #: How often something may have come to the store for it.
+        #: How often something may have come to the store for it; tells whether that happened during a read.
         self.news = 0
         self.fetching = False
-        #: Until when, on the clock, the store counts as full for it, and the twins whose envelopes the store has refused.
+        #: Time on the clock until which the store counts as full for it, and the twins whose envelopes the store has refused.
         self.full_until = 0.0
         self.full_for: Collection[int] = ()
-        #: The ids in the store of what is in the queue, and of what was in it.
+        #: The ids in the store of the envelopes in the queue, and of those that were written.
         self.page: list[str] = []
         self.done: list[str] = []
-        #: Envelopes of it that wait for the registry, the store or federation.
+        #: Envelopes it has sent that wait for the registry, the store or federation, and their bytes.
         self.pending = self.pending_bytes = 0
         #: Whether it has sent anything.
         self.proved = False
@@ -138,7 +138,7 @@ class Session(WebSocket):
     # --- as a core -------------------------------------------------------------------------------------------------
 
     def receive_data(self, data: bytes, now: float) -> Sequence[bytes | str | Closed]:
-        """The messages in ``data``; what is not complete is counted."""
+        """The messages in ``data``; bytes of an incomplete message are counted."""
         try:
             return super().receive_data(data, now)
         finally:
@@ -153,13 +153,13 @@ class Session(WebSocket):
             traffic.incoming[self] = size
 
     def data_to_send(self) -> bytes:
-        """What is next, some 64 KiB at a time."""
+        """The next bytes to write, some 64 KiB at a time."""
         self.dirty = False
         queue = self.queue
         if queue and self.state is _OPEN and not self.pong_waits:
             send, count, free = self.send, len(queue), WRITE_BYTES - self.queued_bytes
-            room, alone = free, free == WRITE_BYTES  # one that is longer than a write goes if nothing goes before it
-            # No frame is made that does not go now: what is in one counts as written, and is not put into the store.
+            room, alone = free, free == WRITE_BYTES  # an envelope longer than a write goes alone
+            # Make no frame that is not written now: an envelope in a frame counts as written, and never goes to the store.
             while queue:
                 data = queue.popleft()
                 needed = len(data) + _HEAD_BYTES
@@ -183,14 +183,14 @@ class Session(WebSocket):
         return written
 
     def next_timeout(self) -> float | None:
-        """The WebSocket's, and when a session that takes nothing is given up."""
+        """The WebSocket's timeout, or the time at which a stalled session is closed, whichever is earlier."""
         due = super().next_timeout()
         if self.stalled_at is None or due is None:
             return due
         return min(due, self.stalled_at + self.traffic.limits.slow_consumer_timeout_s + self.grace_s)
 
     def handle_timeout(self, now: float) -> Sequence[object]:
-        """Ping, or end the session with ``RemoteProtocolError`` when the other side is silent or takes nothing."""
+        """Ping, or end the session with ``RemoteProtocolError`` when the other side is silent or reads nothing."""
         timeout_s = self.traffic.limits.slow_consumer_timeout_s
         if self.stalled_at is not None and now >= self.stalled_at + timeout_s + self.grace_s:
             raise RemoteProtocolError("session", "slow_consumer")
@@ -216,26 +216,27 @@ class Session(WebSocket):
     # --- what waits ------------------------------------------------------------------------------------------------
 
     def say(self, data: bytes) -> None:
-        """Write an answer of the relay itself, past everything that waits: it never goes to the store."""
+        """Write an answer of the relay itself, ahead of all queued envelopes. It never goes to the store."""
         if self.state is _OPEN:
             self.send(data)
             self.count_said(self.queued_bytes)
             self._mark_dirty()
 
     def count_said(self, size: int) -> None:
-        """Note that ``size`` bytes of frames wait to be written."""
+        """Note that ``size`` bytes of frames are unwritten."""
         self.traffic.waiting_bytes += size - self.said_bytes
         self.said_bytes = size
 
     @property
     def held_bytes(self) -> int:
-        """All that waits for it, or that its network has not taken."""
+        """All bytes that are queued for it, or that its network has not taken."""
         return self.waiting_bytes + self.said_bytes + self.buffered_bytes
 
     def has_room(self, size: int) -> bool:
-        """Whether ``size`` bytes more may wait for it.
+        """Whether ``size`` bytes more may be queued for it.
 
-        While much of its network is on its way back to the store, less may: that would come on top when sessions end.
+        Less may be queued while many bytes of its network are on their way back to the store, because the queues join them
+        when sessions end.
         """
         traffic, waiting = self.traffic, self.waiting_bytes + size
         if waiting > traffic.limits.queue_bytes:
@@ -243,9 +244,9 @@ class Session(WebSocket):
         return not traffic.returning.used or traffic.returning.has(self.origin.network, waiting)
 
     def put(self, data: bytes, *, is_new: bool = True) -> bool:
-        """Let ``data`` go out when its turn comes; ``False`` when too much waits already.
+        """Queue ``data``; ``False`` when too much is queued already.
 
-        What is not new is on its way back to the store and counted there.
+        An envelope that is not new is on its way back to the store, where it is already counted.
         """
         size = len(data)
         if not (self.has_room(size) if is_new else self.waiting_bytes + size <= self.traffic.limits.queue_bytes):
@@ -257,7 +258,7 @@ class Session(WebSocket):
         return True
 
     def put_page(self, ids: list[Any], envelopes: list[bytes]) -> None:
-        """Write what was read from the store; the queue is empty then."""
+        """Queue what was read from the store. Before the call the queue has to be empty."""
         self.page = ids
         self.queue.extend(envelopes)
         size = sum(map(len, envelopes))
@@ -266,44 +267,44 @@ class Session(WebSocket):
         self._mark_dirty()
 
     def caught_up(self) -> None:
-        """Nothing is left in the store: what came meanwhile is next."""
+        """Nothing is left in the store: write next what came meanwhile."""
         self.stored = False
         self.queue, self.behind = self.behind, self.queue
         self._mark_dirty()
 
     def take_behind(self) -> list[bytes]:
-        """What came after that which is in the store, to put it there as well."""
+        """Take the envelopes that came after those in the store, to put them there as well."""
         taken = list(self.behind)
         self.behind.clear()
         self._uncount(taken)
         return taken
 
     def put_back(self, envelopes: list[bytes]) -> list[bytes]:
-        """Take back what the store has no room for, before all that came later; gives the oldest if there is no room here."""
+        """Queue again what the store has no room for, ahead of later envelopes; returns the oldest ones that do not fit."""
         size, lost = sum(map(len, envelopes)), 0
         free = max(0, self.traffic.limits.queue_bytes - self.waiting_bytes)
         while size > free:
             size -= len(envelopes[lost])
             lost += 1
-        self.stored = True  # what comes now is behind it
+        self.stored = True  # so that new envelopes go behind it
         self.behind.extendleft(reversed(envelopes[lost:]))
         self.waiting_bytes += size
         self.traffic.waiting_bytes += size
         return envelopes[:lost]
 
     def written_ids(self) -> list[Any]:
-        """The ids in the store of what has been written, until :meth:`deleted` says that they are gone from there."""
+        """The ids in the store of written envelopes that :meth:`deleted` has not named yet."""
         count = len(self.page) - len(self.queue) if self.page else 0
         self.done += self.page[:count]
         self.page = self.page[count:]
         return list(self.done)
 
     def deleted(self, ids: list[str]) -> None:
-        """The store has them no more."""
+        """Forget ids that the store has deleted."""
         del self.done[: len(ids)]
 
     def take_unwritten(self) -> list[bytes]:
-        """All that waits and is not in the store. Call :meth:`written_ids` before, if at all."""
+        """Take all queued envelopes that are not in the store. If :meth:`written_ids` is needed, call it first."""
         queue = [] if self.page else list(self.queue)
         taken = queue + list(self.behind)
         self._uncount([*self.queue, *self.behind])

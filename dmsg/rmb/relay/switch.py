@@ -1,8 +1,8 @@
-"""The switch of a relay: which sessions are there, and where each envelope goes. Pure.
+"""The switch of a relay: which sessions are connected, and where each envelope goes. Pure.
 
-:ref:`spec-rmb-routing`. An envelope is parsed once, its bytes are forwarded unchanged. One for a session that is connected
-here waits in that session's queue when :meth:`Switch.route` returns; all others are given back as :class:`Parcel`, for
-which the registry, the store and federation have to be asked.
+:ref:`spec-rmb-routing`. An envelope is parsed once, and its bytes are forwarded unchanged. :meth:`Switch.route` queues
+envelopes for connected sessions that have room, and returns all others as :class:`Parcel`: for these, the caller has to ask
+the registry, the store and federation.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from dmsg.rmb.relay.session import Session, Traffic
 
 @dataclass(slots=True)
 class Parcel:
-    """An envelope's outline, and its bytes, for a session that is not here or takes nothing now.
+    """An envelope's outline and its bytes, for a session that is not connected here or has no room now.
 
-    ``session`` is the one that has sent it, ``None`` for what another relay has posted.
+    ``session`` is the session that sent the envelope, or ``None`` if another relay posted it.
     """
 
     envelope: Envelope
@@ -36,7 +36,7 @@ class Parcel:
 
 @dataclass(slots=True)
 class Counts:
-    """What happened to envelopes since the relay started, as :class:`~dmsg.eventlog.schema.EnvelopesRouted` has it."""
+    """What happened to envelopes since the relay started; the fields are :class:`~dmsg.eventlog.schema.EnvelopesRouted`'s."""
 
     received: int = 0
     ingested: int = 0
@@ -54,10 +54,10 @@ class Switch(Traffic):
 
     def __init__(self, limits: RelayLimits | None = None, *, limit: Limit | None = None) -> None:
         super().__init__(limits or RelayLimits())
-        #: By address; the key is a plain tuple, which equals one and takes less time to make.
+        #: Sessions by address. The keys are plain tuples, which equal a ``SessionAddress`` and are faster to make.
         self.sessions: dict[tuple[int, str | None], Session] = {}
         self.counts = Counts()
-        #: Envelopes that go nowhere: whose, and why. The service tells the event log, and empties the list.
+        #: Refused envelopes: the sending twin, and the reason. The service reports them to the event log and empties the list.
         self.problems: list[tuple[int, RelayProblem]] = []
         self._of_twin: dict[int, dict[Session, None]] = {}
         self._limit = limit
@@ -66,9 +66,9 @@ class Switch(Traffic):
     # --- sessions --------------------------------------------------------------------------------------------------
 
     def join(self, session: Session) -> Session | None:
-        """Let others reach ``session``. Gives the older one of the same twin and name, which must be closed.
+        """Make ``session`` reachable. Returns the older session of the same twin and name, which the caller must close.
 
-        What waits for the older one waits for the newer one now.
+        From now on, envelopes for this address wait for the newer session.
         """
         address = session.address
         older = self.sessions.get(address)
@@ -81,7 +81,7 @@ class Switch(Traffic):
         return older
 
     def leave(self, session: Session) -> bool:
-        """Forget ``session``; gives whether others could reach it until now. Its twin and name may be a newer one's."""
+        """Forget ``session``; returns ``False`` if it was not reachable, as when a newer session has taken its address."""
         session.resume()
         session.count_incoming(0)
         session.count_said(0)
@@ -98,14 +98,14 @@ class Switch(Traffic):
             del self._of_twin[session.address.twin]
 
     def surplus(self, address: SessionAddress) -> Session | None:
-        """The session that has to end before one more of this twin comes, or ``None``: the one used longest ago."""
+        """The least recently used session of this twin, if it has to end before ``address`` may join; otherwise ``None``."""
         sessions = self._of_twin.get(address.twin, {})
         if address in self.sessions or len(sessions) < self.limits.sessions_per_twin:
             return None
         return min(sessions, key=lambda session: session.used_at)
 
     def _limiter_of(self, twin: int, limit: Limit) -> FixedWindow:
-        """The counters of a twin, which all of its sessions share and which outlive them."""
+        """The rate limit of a twin, which all its sessions share and which outlives them."""
         limiter = self._limiters.pop(twin, None) or FixedWindow(limit)
         self._limiters[twin] = limiter
         if len(self._limiters) > self.limits.limited_twins:
@@ -117,16 +117,16 @@ class Switch(Traffic):
     # --- envelopes -------------------------------------------------------------------------------------------------
 
     def route(self, session: Session, messages: Sequence[bytes], now: float, unix_s: float) -> list[Parcel]:
-        """Take what ``session`` has sent. Sessions with something to write because of it are in :attr:`dirty`.
+        """Route messages that ``session`` has sent. Sessions that have to write because of them are in :attr:`dirty`.
 
-        Raises :class:`~dmsg.rmb.core.errors.MalformedEnvelope` with the parcels of what came before as its ``events``.
+        Raises :class:`~dmsg.rmb.core.errors.MalformedEnvelope`, with the parcels of the messages before it as ``events``.
         """
         self.now = session.used_at = now
         sessions, limiter, source, dirty = self.sessions, session.limiter, session.source, self.dirty
         queue_bytes, is_returning = self.limits.queue_bytes, self.returning.used
-        now_s, latest = int(unix_s), unix_s + MAX_AHEAD_S  # as :func:`~dmsg.rmb.core.lifetime.remaining` has it
+        now_s, latest = int(unix_s), unix_s + MAX_AHEAD_S  # as in :func:`~dmsg.rmb.core.lifetime.remaining`
         parcels: list[Parcel] = []
-        full: set[Session] = set()  # what follows for them goes the same way, or short ones would overtake a long one
+        full: set[Session] = set()  # all that follows for these becomes a parcel too: short ones must not overtake
         received = queued = local = 0
         try:
             for data in messages:
@@ -183,7 +183,7 @@ class Switch(Traffic):
         return parcels
 
     def deliver(self, to: SessionAddress, data: bytes, *, is_new: bool = True) -> bool:
-        """Let ``data`` wait for the session ``to`` if it is connected and has room; see :meth:`Session.put`."""
+        """Queue ``data`` for the session ``to`` if it is connected and has room; see :meth:`Session.put`."""
         target = self.sessions.get(to)
         if target is None or not target.put(data, is_new=is_new):
             return False
@@ -191,23 +191,23 @@ class Switch(Traffic):
         return True
 
     def refuse(self, envelope: Envelope, problem: RelayProblem, session: Session, unix_s: float) -> None:
-        """Tell ``session`` why the request it has sent goes nowhere; of what is no request it hears nothing."""
+        """Refuse an envelope that ``session`` has sent. Only a request is answered with the reason."""
         self.note(session.address.twin, problem)
         if envelope.HasField("request"):
             session.say(encode_envelope(relay_error(envelope, problem, int(unix_s), session.address)))
 
     def note(self, twin: int, problem: RelayProblem) -> None:
-        """Count an envelope of ``twin`` that goes nowhere."""
+        """Count a refused envelope of ``twin``."""
         self.counts.refused += 1
         if problem is RelayProblem.EXPIRED:
             self.counts.expired += 1
         self.problems.append((twin, problem))
 
     def largest(self) -> Session | None:
-        """While more is held than may be: the session that has to end.
+        """The session to close while a limit of memory is exceeded, otherwise ``None``.
 
-        It is of the network for which most waits, among those whose network takes nothing; or of the one that has
-        sent most of what is not complete.
+        For queued bytes, it is the largest stalled session of the network with the most bytes in stalled sessions; for
+        incomplete messages, the largest session of the network that has sent the most.
         """
         loads: Mapping[Session, int]
         if self.waiting_bytes > self.limits.queued_total_bytes:

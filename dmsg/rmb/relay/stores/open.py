@@ -12,10 +12,10 @@ from dmsg.rmb.relay.stores.sqlite import SqliteQueues
 
 
 def open_queues(url: str, reactor: Any, *, limits: QueueLimits | None = None) -> QueueStore:
-    """The store ``url`` names: ``memory:``, ``sqlite:PATH`` or ``redis://[user:password@]host[:port][/db]``.
+    """The store that ``url`` names: ``memory:``, ``sqlite:PATH`` or ``redis://[user:password@]host[:port][/db]``.
 
-    A SQLite file is made if it is not there; Redis need not be there yet. Raises :class:`~dmsg.errors.ConfigError` for a
-    URL that is none of these, and for a file that cannot be used.
+    A missing SQLite file is created; Redis need not be reachable yet. Raises :class:`~dmsg.errors.ConfigError` for any
+    other URL, and for a file that cannot be used.
     """
     scheme, _, rest = url.partition(":")
     if url == "memory:":

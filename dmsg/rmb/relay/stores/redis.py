@@ -1,8 +1,8 @@
 """Waiting envelopes in Redis, in the public relay's layout, for one or several relay processes.
 
-A session's queue is the stream ``stream:TWIN`` or ``stream:TWIN:CONNECTION``, an entry has one field ``_`` with the envelope,
-it goes when it was written to the socket (XDEL), and a stream an hour after the last push. So the public relay may share the
-database. Beside the streams there are, all of them with an expiry:
+A session's queue is the stream ``stream:TWIN`` or ``stream:TWIN:CONNECTION``. An entry has one field ``_`` with the envelope,
+and is deleted (XDEL) after the envelope was written to the socket. A stream expires an hour after the last push. The public
+relay may share the database. Besides the streams there are these keys, all with an expiry:
 
 ======================================  ==============================================================================
 ``dmsg.rmb.at:SESSION``                 the process that the session is connected to
@@ -12,7 +12,7 @@ database. Beside the streams there are, all of them with an expiry:
 ``dmsg.rmb.from:TWIN``                  bytes that a twin has sent to queues without a session, this hour
 ======================================  ==============================================================================
 
-Each operation is one script. An answer with several parts is packed into one string, which is read faster.
+Each operation is one script. An answer with several parts is packed into one string, which is faster to read.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ from dmsg.rmb.core.wire import parse_envelope
 from dmsg.rmb.relay.errors import StoreError, StoreFull, StoreUnavailable
 from dmsg.rmb.relay.stores.base import KEPT_S, ROW_BYTES, QueueLimits, Stored
 
-#: How long Redis believes that a session is connected to a process that says nothing more, and how often it says so, in
-#: seconds. The streams of sessions here are read as often: a public relay does not announce what it has pushed.
+#: Seconds until Redis forgets that a session is connected to a process which no longer confirms it, and seconds between two
+#: confirmations. The streams of this process's sessions are checked as often, because a public relay does not announce pushes.
 PRESENT_S: Final = 30
 SWEPT_EVERY_S: Final = 2.0
-#: Sessions looked at by one script: some 200 µs of Redis.
+#: Sessions that one script checks: some 200 µs of Redis.
 SWEPT_AT_ONCE: Final = 500
-#: Queues of one twin at a time. Above, only those of the session without a name and of sessions that were connected within the
-#: last hour are made: others may name as many as they like.
+#: Queues of one twin at a time. Above that, only the session without a name and sessions that were connected within the last
+#: hour get new queues, because strangers may send to any number of names.
 QUEUES_OF_TWIN: Final = 64
-#: Sessions of one twin, with its queues, that are remembered when they left: as many as it may have at a time.
+#: Queues and recently ended sessions of one twin that are remembered: as many as it may have sessions at a time.
 SESSIONS_OF_LATE: Final = 256
-#: How long an operation waits for a connection that is being made again, in seconds: senders wait for it.
+#: Seconds for which an operation waits for a reconnection: senders wait for it.
 WAIT_S: Final = 1.0
-#: After a failure the inbox is looked at again in so many seconds.
+#: Seconds after a failure until the inbox is read again.
 RETRY_S: Final = 1.0
-#: How old the size of the database may be, in seconds.
+#: Seconds for which the measured memory use of the Redis is cached.
 _MEMORY_EVERY_S: Final = 1.0
-#: Entries of a stream that are older have expired whatever they say.
+#: Age in seconds above which entries of a stream have expired, whatever their own lifetime.
 _OLDEST_S: Final = MAX_TTL_S + MAX_AHEAD_S
 
 # KEYS: stream, at, told, queues, from. ARGV: data, most envelopes, most bytes, kept s, source, source bytes, size, our inbox,
@@ -166,8 +166,8 @@ end
 redis.call('DEL', KEYS[1])
 return table.concat(pieces)
 """
-#: Each connection loads them. One that had to be sent again, with its text, would come behind what was sent meanwhile: a
-#: session would be there again after it left, and envelopes would change places.
+#: Each connection loads these scripts first. A script that had to be sent again, with its text, would run after later ones: a
+#: session would be present again after it left, and envelopes would change their order.
 _SCRIPTS: Final = (_PUSH, _READ, _ATTACH, _DETACH, _SWEEP, _NOTICES)
 _ENTRY: Final = struct.Struct(">BI")
 _LENGTH: Final = struct.Struct(">I")
@@ -196,10 +196,10 @@ def _session(text: str) -> SessionAddress:
 
 
 class RedisQueues:
-    """A :class:`~dmsg.rmb.relay.stores.base.QueueStore` in the Redis at ``address``, which need not be there yet.
+    """A :class:`~dmsg.rmb.relay.stores.base.QueueStore` in the Redis at ``address``, which need not be reachable yet.
 
-    Of the limits, those of bytes are kept as Redis estimates them; of one sender's, what it sends to sessions that are not
-    connected counts, for an hour.
+    Limits of bytes use the estimates of Redis. The limit of one sender counts the bytes that it has sent to sessions that
+    are not connected, in an hour.
     """
 
     shared = True
@@ -210,14 +210,14 @@ class RedisQueues:
         self._inbox = f"dmsg.rmb.inbox:{os.urandom(8).hex()}"
         self._redis = RedisConnection(address, reactor, scripts=_SCRIPTS)
         self._taker = Taker(address, self._inbox, reactor)
-        #: Sessions of this process; ``False`` for those that Redis does not know of yet.
+        #: Sessions of this process; ``False`` for those that Redis does not know yet.
         self._attached: dict[SessionAddress, bool] = {}
         self._pushed: Callable[[SessionAddress], None] = lambda _: None
         self._replaced: Callable[[SessionAddress], None] = lambda _: None
         self._closed = False
         self._measured_at: float | None = None
         self._measuring = False
-        #: Pushes that wait until it is known how full the Redis is.
+        #: Pushes that wait for the measurement of the memory use of the Redis.
         self._measured: Waiters[None] = Waiters()
         self._full = False
         self._calls: dict[str, IDelayedCall] = {}
@@ -244,7 +244,7 @@ class RedisQueues:
                 await self._measure()
                 pushing = self._start_push(session, data, source)
             finally:
-                self._measured.fire(None)  # behind our own: they come in the order in which they were pushed
+                self._measured.fire(None)  # after our own push has started, to keep the order of the pushes
         why = await pushing
         if why:
             raise StoreFull(why.decode("ascii"))
@@ -280,7 +280,7 @@ class RedisQueues:
         )
 
     async def _measure(self) -> None:
-        """Look how much memory the Redis uses, from time to time."""
+        """Measure how much memory the Redis uses, at most once a second."""
         now = self._reactor.seconds()
         if self._measured_at is not None and now - self._measured_at < _MEMORY_EVERY_S:
             return
@@ -353,7 +353,7 @@ class RedisQueues:
             gone = Deferred.fromCoroutine(
                 self._eval(_DETACH, keys, self._inbox, str(session), int(KEPT_S), SESSIONS_OF_LATE)
             )
-            gone.addErrback(lambda failure: failure.trap(StoreError))  # away, or closed: Redis forgets it by itself
+            gone.addErrback(lambda failure: failure.trap(StoreError))  # away, or closed: its key expires by itself
 
     def connected(self, session: SessionAddress) -> Deferred[bool]:
         """See :class:`~dmsg.rmb.relay.stores.base.QueueStore`."""
@@ -370,7 +370,7 @@ class RedisQueues:
         if session not in self._attached:
             return
         if letter == "r":
-            if self._attached[session]:  # else it has come back, which Redis did not know when it said so
+            if self._attached[session]:  # otherwise it has come back, and Redis did not know yet
                 del self._attached[session]
                 self._replaced(session)
         elif letter == "p":
@@ -379,7 +379,7 @@ class RedisQueues:
     # --- what goes on by itself --------------------------------------------------------------------------------------
 
     def _start(self, name: str, delay_s: float, work: Callable[[], Any]) -> None:
-        """Run ``work`` after ``delay_s``, and again as often as it gives a pause, unless it is running."""
+        """Run ``work`` after ``delay_s``, and again after the pause that it returns, unless it is running already."""
         if self._closed or name in self._calls or name in self._running:
             return
 
@@ -400,15 +400,15 @@ class RedisQueues:
         self._calls[name] = self._reactor.callLater(delay_s, go)
 
     async def _sweep(self) -> float | None:
-        """Say that the sessions are still here, and look whether something waits for them."""
+        """Confirm that the sessions are still here, and check whether something waits for them."""
         try:
             for session in [one for one, known in self._attached.items() if not known]:
-                if session in self._attached:  # it may have left while Redis was told of those before
+                if session in self._attached:  # it may have left while the sessions before it were attached
                     await self._attach(session)
             sessions = list(self._attached)
             for start in range(0, len(sessions), SWEPT_AT_ONCE):
                 await self._look_at(sessions[start : start + SWEPT_AT_ONCE])
-        except StoreError:  # away, or full: what says that a session is here takes memory, too
+        except StoreError:  # away, or full: the key that says that a session is here takes memory too
             return None
         return SWEPT_EVERY_S
 
@@ -469,9 +469,9 @@ class RedisQueues:
             self.detach(session)
         self._attached.clear()
         with contextlib.suppress(StoreUnavailable):
-            await self._call("PING")  # everything before it has arrived
+            await self._call("PING")  # when it is answered, everything before it has arrived
         self._closed = True
-        while self._calls:  # closing twice at a time comes here twice
+        while self._calls:  # two closes at the same time may both come here
             self._calls.popitem()[1].cancel()
         for running in list(self._running.values()):
             running.cancel()

@@ -1,8 +1,8 @@
 """Waiting envelopes in SQLite: in memory, or in a file that outlives the relay and belongs to one process at a time.
 
-The rows are worked on by :class:`QueueTable`. In memory that happens at once; on a file a pool thread does it, and what
-comes together shares a transaction. What was acknowledged survives the end of the process (not a power cut: envelopes
-live for minutes, and a synchronous write each would cost more than they are worth).
+:class:`QueueTable` works on the rows. In memory that happens at once; for a file a pool thread does it, and operations that
+come together share a transaction. Acknowledged envelopes survive the end of the process, but perhaps not a power cut: they
+live for minutes, which is not worth a synchronous write for each.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from dmsg.rmb.core.address import SessionAddress
 from dmsg.rmb.relay.errors import StoreError, StoreFull, StoreUnavailable
 from dmsg.rmb.relay.stores.base import KEPT_S, QUEUE_BYTES, ROW_BYTES, QueueLimits, Stored
 
-#: Rows that are forgotten in one go because they have expired, and the time between two goes in seconds.
+#: Expired rows that are deleted in one go, and the seconds between two goes.
 PURGE_ROWS: Final = 1000
 PURGE_INTERVAL_S: Final = 1.0
-#: Most rows that are looked at in one go to make room for others.
+#: Most rows that one query returns to evict.
 EVICTED_ROWS: Final = 256
-#: What was used and is free is given back when so many bytes at most are left, and four times as many were there: making
-#: the database anew takes some 10 ms then.
+#: Free pages are released when at most this many bytes are in use, after a peak of at least four times as many: rebuilding
+#: the database then takes some 10 ms.
 SHRUNK_BYTES: Final = 8 << 20
-#: Bytes of the disk that are left free, because to delete takes room, too; how often they are looked at, in seconds; and the
-#: longest log of changes that is kept when all of it is in the file.
+#: Bytes of the disk that are left free, because deleting takes room too; seconds between two checks of the free bytes; and the
+#: size to which a log of changes is truncated when all of it is in the file.
 FREE_BYTES: Final = 16 << 20
 DISK_INTERVAL_S: Final = 1.0
 LOG_BYTES: Final = 8 << 20
@@ -49,10 +49,10 @@ _SCHEMA: Final = (
     f"PRAGMA application_id = {_APPLICATION_ID}",
     f"PRAGMA user_version = {_VERSION}",
 )
-#: Made in files of any age. The number of a twin stands before the name of its session.
+#: Created also in older files. A session begins with the number of its twin, so the cast gives the twin.
 _INDEX: Final = "CREATE INDEX IF NOT EXISTS waiting_twin ON waiting (CAST(session AS INTEGER), source)"
-#: A sender's rows in each scope, found without looking at its other ones: they may be most of the store. Those of a queue
-#: are looked for in the queue (the plus keeps SQLite from taking the index of senders).
+#: A sender's rows in each scope, found without reading its other rows, which may be most of the store. For a queue, the search
+#: uses the index of queues (the plus keeps SQLite from using the index of senders).
 _ROWS_OF: Final = {
     "queue": "session = ? AND +source = ?",
     "twin": "CAST(session AS INTEGER) = ? AND source = ?",
@@ -61,7 +61,7 @@ _ROWS_OF: Final = {
 
 
 class _Account:
-    """How much waits in one scope, in all and of each sender."""
+    """How much waits in one scope, in total and of each sender."""
 
     __slots__ = ("by_source", "bytes", "envelopes")
 
@@ -88,7 +88,7 @@ class _Account:
 
 
 def _size(session: str, length: int) -> int:
-    """What an envelope of ``length`` bytes counts for. The name of its session is in the row and in an index."""
+    """Bytes that an envelope of ``length`` bytes counts for. The name of its session is in the row and in an index."""
     return length + ROW_BYTES + 2 * len(session.encode())
 
 
@@ -97,24 +97,24 @@ def _twin(session: str) -> str:
 
 
 class QueueTable:
-    """Queues in the database behind a connection that one thread at a time uses. Transactions are the caller's.
+    """Queues in the database behind a connection that one thread at a time uses. The caller begins and ends transactions.
 
-    What each queue, twin and sender takes is counted in memory, anew when the database is opened. ``path`` is its file, if it is
-    in one.
+    The bytes of each queue, twin and sender are counted in memory, and recounted when the database is opened. ``path`` is its
+    file, if it has one.
     """
 
     def __init__(self, connection: Connection, limits: QueueLimits, path: str = "") -> None:
         self._limits = limits
         self._path = path
-        #: What its disk had left for envelopes when that was looked at last, less what came since.
+        #: Bytes that its disk had left for envelopes at the last check, less what came since; and the time of that check.
         self._disk_bytes, self._looked_s = 0, 0.0
-        #: The most bytes there were since the database was made anew.
+        #: The most bytes since the database was last rebuilt.
         self._peak = 0
         self._purged_s = 0.0
         self.count(connection)
 
     def count(self, connection: Connection) -> None:
-        """Count what is there: at the start, and when a transaction was undone."""
+        """Count all rows: at the start, and after a transaction was rolled back."""
         self._store = _Account()
         self._queues: dict[str, _Account] = {}
         self._twins: dict[str, _Account] = {}
@@ -176,12 +176,12 @@ class QueueTable:
             )
 
     def shrink(self, connection: Connection) -> None:
-        """Give back what is free, if that is most of it. Not in a transaction."""
+        """Release free pages, if they are most of the database. Not in a transaction."""
         left = self._store.bytes
         self._peak = max(self._peak, left)
         if left <= SHRUNK_BYTES <= self._peak // 4:
             self._peak = left
-            with contextlib.suppress(sqlite3.Error):  # for want of room on the disk
+            with contextlib.suppress(sqlite3.Error):  # the disk may have no room for it
                 connection.execute("VACUUM")
             give_memory_back()
 
@@ -195,7 +195,7 @@ class QueueTable:
         byte_limit: int,
         envelope_limit: float = float("inf"),
     ) -> None:
-        """Evict until one more envelope of ``size`` fits, or raise ``StoreFull``: nothing has been changed then."""
+        """Evict until another envelope of ``size`` fits, or raise ``StoreFull``."""
         twin = _twin(session)
         account = {"queue": self._queues.get(session), "twin": self._twins.get(twin), "store": self._store}[scope]
         if account is None:
@@ -222,7 +222,7 @@ class QueueTable:
             self._delete(connection, rows[:evicted])
 
     def _has_disk(self, connection: Connection, size: int, now: float) -> bool:
-        """Whether the disk has room for an envelope, and then still enough for all that is there to be deleted."""
+        """Whether the disk has room for an envelope, and after that still enough to delete all rows."""
         if not 0 <= now - self._looked_s < DISK_INTERVAL_S or 2 * size > self._disk_bytes:
             self._looked_s = now
             self._disk_bytes = self._left_on_disk(connection)
@@ -236,7 +236,7 @@ class QueueTable:
         try:
             free = free_bytes(self._path)
             logged = os.stat(f"{self._path}-wal").st_size  # the file may have to grow by it
-        except OSError:  # somebody has removed it; writing tells whether that still works
+        except OSError:  # somebody has removed the file; the write will show whether it still works
             return FREE_BYTES
         left: int = free + reused * page_bytes - logged - FREE_BYTES
         return left if free >= FREE_BYTES // 2 else 0
@@ -272,13 +272,13 @@ class QueueTable:
         self._twins.setdefault(_twin(session), _Account()).add(source, more)
 
     def _for_queue(self, session: str, source: int) -> int:
-        """What the first envelope of ``source`` in a queue counts for beside itself, outside that queue; 0 if one is there."""
+        """Additional bytes that the first envelope of ``source`` in a queue counts outside that queue; 0 for later ones."""
         queue = self._queues.get(session)
         return 0 if queue is not None and source in queue.by_source else QUEUE_BYTES
 
 
 def free_bytes(path: str) -> int:
-    """What the disk with the file ``path`` has left."""
+    """Bytes that are free on the disk with the file ``path``."""
     status = os.statvfs(path)
     return status.f_bavail * status.f_frsize
 
@@ -286,15 +286,15 @@ def free_bytes(path: str) -> int:
 def _open(path: str) -> Connection:
     try:
         if path != ":memory:":
-            # Messages of others: readable by us alone, also the files SQLite makes beside it.
+            # Readable only by us, because it holds others' messages; SQLite gives the files beside it the same mode.
             os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-        # Transactions are begun and ended by hand; the lane sees to it that threads take turns.
+        # The lane begins and ends transactions, and makes threads take turns.
         connection = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
     except (OSError, sqlite3.Error) as error:
         raise ConfigError("store", f"{path} cannot be used ({error})") from None
     try:
-        # The counts are in memory: two processes on one file would both be wrong. Said before the file is read, this also
-        # does without the file of memory that processes share, which cannot be made on a full disk.
+        # The counts are in memory, so two processes on one file would both count wrong. Set before the file is first read, the
+        # exclusive mode also avoids the shared-memory file, which cannot be created on a full disk.
         connection.execute("PRAGMA locking_mode = EXCLUSIVE")
         version, application, tables = (
             connection.execute(query).fetchall()[0][0]
@@ -304,7 +304,7 @@ def _open(path: str) -> Connection:
             raise ConfigError("store", f"{path} is not a store of waiting envelopes of this version")
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
-        # Some builds write all that is deleted once more, with zeros: on a disk without much room that would fail.
+        # Some builds of SQLite overwrite deleted data with zeros, which would fail on a nearly full disk.
         connection.execute("PRAGMA secure_delete = FAST")
         connection.execute(f"PRAGMA journal_size_limit = {LOG_BYTES}")
         connection.execute("BEGIN IMMEDIATE")
@@ -324,7 +324,7 @@ def _open(path: str) -> Connection:
 class SqliteQueues:
     """A :class:`~dmsg.rmb.relay.stores.base.QueueStore` in the file ``path``, or in memory (``:memory:``).
 
-    Raises :class:`~dmsg.errors.ConfigError` when the file cannot be used: it is something else's, or another process has it.
+    Raises :class:`~dmsg.errors.ConfigError` when the file cannot be used: it is not such a store, or another process has it.
     """
 
     shared = False
