@@ -1,1 +1,1 @@
-"""Programs that call and serve commands over relays: connections to several of them, and the calls on top."""
+"""The client with which programs call and serve commands: connections to several relays, and the calls on top."""

@@ -1,4 +1,4 @@
-"""Requests that came lately and their answers, for requests that come again and for relays that die with an answer in them."""
+"""Recent requests and their answers, for requests that come again and for relays that die before they deliver an answer."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from dmsg.rmb.core.address import SessionAddress
 from dmsg.sansio.tally import Tally
 from dmsg.sansio.weights import Weights
 
-#: How often one answer is sent again at most: a request comes again once for each relay that its sender lost.
+#: How often one answer is repeated at most: a request comes again once for each relay that its sender has lost.
 _REPEATS: Final = 4
-#: How often answers whose time is over are forgotten, in seconds.
+#: Seconds between two sweeps of expired answers.
 _SWEEP_S: Final = 15.0
-#: Answers that no relay has taken, as multiples of the number and of the bytes of those that are kept. At one, no more requests
-#: are begun. Above the first of these multiples of the bytes, answers of what is at work are refused; above the second, of
-#: bytes or number, the oldest are forgotten, also errors.
+#: Limits of answers that no relay has taken, as multiples of the limits of kept answers. From one on, no more requests are
+#: begun. Above the first multiple of the bytes, new answers of running handlers are refused; above the second multiple of bytes
+#: or number, the oldest answers are forgotten, also errors.
 _UNSENT_FITS: Final = 3
 _UNSENT: Final = 4
 
@@ -28,8 +28,8 @@ _Key = tuple[SessionAddress, str]
 
 
 class _Request:
-    """A request that was accepted: its signature, the URL of the relay over which it came last, when it is over, and its
-    answer, once there is one.
+    """An accepted request: its signature, the URL of the relay over which it came last, when it expires, and its answer, once
+    there is one.
     """
 
     __slots__ = ("answer", "expires_at", "relay", "repeats", "shelf", "signature", "size")
@@ -39,14 +39,14 @@ class _Request:
         self.relay = relay
         self.expires_at = expires_at
         self.answer: Parcel | None = None
-        #: The bytes of its answer, and where it counts.
+        #: The bytes of its answer, and the shelf on which they count.
         self.size = 0
         self.shelf = shelf
         self.repeats = 0
 
 
 class _Shelf:
-    """Requests by their twins, the oldest first."""
+    """Requests by twin, the oldest first."""
 
     def __init__(self) -> None:
         self._of_twin: dict[int, OrderedDict[_Key, None]] = {}
@@ -76,7 +76,7 @@ class _Shelf:
         self.count -= 1
 
     def surplus(self, count: int, size: int) -> _Key | None:
-        """With more than ``count``, or ``size`` bytes: the oldest of the twin that has most."""
+        """Above ``count`` requests or ``size`` bytes: the oldest request of the twin with the most; otherwise ``None``."""
         if self.count > count:
             return next(iter(self._of_twin[self._tally.largest()]))
         return next(iter(self._of_twin[self._bytes.largest()])) if self.used > size else None
@@ -85,13 +85,14 @@ class _Shelf:
 class Answers:
     """The answers to the last requests, at most ``count`` with ``size_bytes`` in all, each until it expires.
 
-    Above, the oldest of the twin with the most are forgotten: a twin that asks without end does not lose others their answers.
+    Above that, the oldest answers of the twin with the most are forgotten, so that a twin that asks endlessly does not evict
+    the answers of others.
     A request is handed to its handler once. When it comes again, because its sender lost the relay over which the answer
     was to come, it is answered with the same bytes.
 
-    Those that no relay has taken yet are counted apart: to forget them is to lose them. While there are ``count`` of them, or
-    they have ``size_bytes``, :attr:`has_room` is false, and no more are to be made; ``room()`` is called when there is room
-    again.
+    Answers that no relay has taken yet are counted apart, because forgetting one loses it. While there are ``count`` of
+    them, or they have ``size_bytes``, :attr:`has_room` is false, and callers should make no more answers; ``room()`` is called
+    when there is room again.
     """
 
     def __init__(
@@ -118,15 +119,15 @@ class Answers:
 
     @property
     def has_room(self) -> bool:
-        """Whether relays have taken enough of the answers that there were."""
+        """Whether relays have taken enough of the earlier answers."""
         return self._unsent.used < self._limit_bytes and self._unsent.count < self._limit
 
     def fits(self, size: int) -> bool:
-        """Whether one of ``size`` bytes more could wait for a relay."""
+        """Whether another answer of ``size`` bytes could wait for a relay."""
         return self._unsent.used + size <= max(_UNSENT_FITS * self._limit_bytes, size)
 
     def accepted(self, source: SessionAddress, uid: str, signature: bytes, relay: str, expires_at: float) -> None:
-        """Note the request ``uid`` of ``source``, which came over ``relay``: that one is the first to take its answer."""
+        """Note the request ``uid`` of ``source``, which came over ``relay``: its answer goes over that relay first."""
         self._forget((source, uid))
         self._add((source, uid), _Request(signature, relay, expires_at, self._kept))
         self._bound()
@@ -154,7 +155,7 @@ class Answers:
         self._bound()
 
     def _waits(self, key: _Key, request: _Request, waits: bool) -> None:
-        """An answer begins or ceases to wait for a relay."""
+        """Called when an answer begins or ceases to wait for a relay."""
         self._put(key, request, self._unsent if waits else self._kept, request.size)
         self._bound()
 
@@ -167,10 +168,10 @@ class Answers:
             self._room()
 
     def repeat(self, source: SessionAddress, uid: str, signature: bytes, relay: str) -> None:
-        """A request has come over ``relay`` that is called ``uid`` as one of ``source`` was: if it is the same, so is its answer.
+        """Repeat the answer to the request ``uid`` of ``source``, which has come again over ``relay``.
 
-        It is the same if it has the same signature, which then need not be checked once more. Its sender may have lost the
-        relay over which it came before, which we have not.
+        It is the same request if it has the same signature, which then need not be verified again. Its sender may have lost
+        the relay over which it came before, even if we have not.
         """
         request = self._requests.get((source, uid))
         if request is None or request.signature != signature or request.repeats >= _REPEATS:

@@ -1,4 +1,4 @@
-"""Requests that wait for an answer: how many may, and what each fails with."""
+"""Requests that wait for an answer: their limits, and the error with which each fails."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from dmsg.rmb.core.twin import Twin
 
 T = TypeVar("T")
 
-#: Reasons kept of answers to one call that were not accepted.
+#: Reasons of refused answers that are kept for one call.
 _REFUSED_NOTED: Final = 8
 
 
 class Call(Generic[T]):
-    """A request to ``target`` without an answer."""
+    """A request to ``target`` that has no answer yet."""
 
     __slots__ = ("_refused", "answer", "parcel", "size_bytes", "target", "twin", "work")
 
@@ -28,25 +28,25 @@ class Call(Generic[T]):
         self.target = target
         self.size_bytes = size_bytes
         self.answer: Deferred[T] = Deferred()
-        #: The twin as it was looked up, and what carries the request; ``None`` before.
+        #: The twin that was looked up, and the parcel with the request; both are ``None`` before.
         self.twin: Twin | None = None
         self.parcel: Parcel | None = None
-        #: What waits for the answer, once it has begun.
+        #: The task that waits for the answer, once it has begun.
         self.work: Deferred[T] | None = None
         self._refused: list[str] = []
 
     def fail(self, error: CallError) -> None:
-        """There is no answer, because of ``error``; silent when there is one, or another error."""
+        """Fail the call with ``error``, unless there is an answer or another error already."""
         if not self.answer.called:
             self.answer.errback(Failure(error))
 
     def note_refused(self, reason: str) -> None:
-        """An answer came that is not accepted for ``reason``."""
+        """Note that an answer was refused for ``reason``."""
         if len(self._refused) < _REFUSED_NOTED:
             self._refused.append(reason)
 
     def timed_out(self, timeout_s: float, problems: Mapping[str, str]) -> CallError:
-        """Why there is no answer after ``timeout_s``; ``problems`` are those of the relays."""
+        """The error for a call without an answer after ``timeout_s``; ``problems`` are those of the relays."""
         if self.parcel is None:
             return RegistryFailed(self.target, f"no answer within {timeout_s:g} s")
         if not self.parcel.relays:
@@ -72,7 +72,7 @@ class Calls(Generic[T]):
         return self._calls.get(uid)
 
     def has_room(self, size_bytes: int) -> bool:
-        """Whether one more, of ``size_bytes``, may begin."""
+        """Whether another call, of ``size_bytes``, may begin."""
         return len(self._calls) < self._limit and self._bytes + size_bytes <= self._limit_bytes
 
     def begin(self, uid: str, target: SessionAddress, size_bytes: int) -> Call[T]:
@@ -92,7 +92,7 @@ class Calls(Generic[T]):
     def stop(self) -> None:
         """Fail all of them with ``Stopped``."""
         for uid, call in list(self._calls.items()):
-            if uid not in self._calls:  # the end of another one has ended it
+            if uid not in self._calls:  # the end of another call has ended this one
                 continue
             call.fail(Stopped(call.target, sent=call.parcel is not None and bool(call.parcel.relays)))
             if call.parcel is None and call.work is not None:

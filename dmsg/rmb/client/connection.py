@@ -1,4 +1,4 @@
-"""One relay, kept connected: a token, a WebSocket, a growing pause after each failure."""
+"""The connection to one relay: a token, a WebSocket, and a growing pause after each failure."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from dmsg.sansio.errors import KeepaliveLost, WebSocketRefused
 from dmsg.sansio.websocket_frames import Closed
 
 _log = Logger()
-#: What is read so soon after reading was stopped for a while, in seconds, may have come at the beginning of that.
+#: Data read less than this many seconds after a pause of reading may have come at the beginning of the pause.
 UNREAD_S: Final = 2.0
-#: Opens a WebSocket to a URL for an owner: :func:`dmsg.glue.websocket.connect_websocket` with all but these two given.
+#: Opens a WebSocket to a URL for an owner: :func:`dmsg.glue.websocket.connect_websocket` with all other arguments bound.
 Connect = Callable[[WebSocketUrl, Owner], "Deferred[WebSocketShell]"]
 
 
 def relay_url(text: str) -> WebSocketUrl:
-    """The URL of a relay. Raises ``InvalidAddress`` for what is none."""
+    """Parse the URL of a relay. Raises ``InvalidAddress`` if it is not valid."""
     where = WebSocketUrl.parse(text)
     if "?" in where.target:
         raise InvalidAddress("the URL of a relay has no query: there the token will be")
@@ -40,16 +40,16 @@ def relay_url(text: str) -> WebSocketUrl:
 
 
 class ConnectionOwner(TypingProtocol):
-    """Who is told what a connection brings, and how it fares."""
+    """Is told about a connection's messages and state."""
 
     def received(self, connection: RelayConnection, message: bytes) -> None:
         """A message came."""
 
     def connected(self, connection: RelayConnection) -> None:
-        """It is connected."""
+        """The connection is up."""
 
     def lost(self, connection: RelayConnection) -> None:
-        """It is connected no longer; what was sent last may not have arrived."""
+        """The connection is lost; the last messages sent may not have arrived."""
 
     def failed(self, connection: RelayConnection) -> None:
         """An attempt to connect has failed."""
@@ -58,7 +58,7 @@ class ConnectionOwner(TypingProtocol):
         """Something was written, so there may be room again."""
 
     def doubted(self, connection: RelayConnection) -> None:
-        """It does not answer a ping; it may be dead, or slow."""
+        """The relay has not answered a ping in time; it may be dead or slow."""
 
     @property
     def in_haste(self) -> bool:
@@ -68,8 +68,8 @@ class ConnectionOwner(TypingProtocol):
 class RelayConnection:
     """Keeps one relay connected from :meth:`start` to :meth:`stop`.
 
-    ``token(self)`` makes a token: each attempt has its own, because a token is valid for a minute and a connection lasts for
-    days. Raises ``InvalidAddress`` for a ``url`` that is not ``ws://host[:port]`` or ``wss://host[:port]``.
+    ``token(self)`` makes a token for each attempt, because a token is valid for a minute and a connection lasts for days.
+    Raises ``InvalidAddress`` for a ``url`` that is not ``ws://host[:port]`` or ``wss://host[:port]``.
     """
 
     def __init__(
@@ -85,17 +85,17 @@ class RelayConnection:
     ) -> None:
         self.url = url
         self._where = relay_url(url)
-        #: ``host`` or ``host:port``, as a registry may have it, and the host alone.
+        #: ``host`` or ``host:port``, as a registry may name it, and the host alone.
         self.place = self._where.host_header.lower()
         self.host = self._where.address.host.lower()
         #: Why it is not connected, for people and for the log; "" while it is.
         self.problem = "not connected yet"
         self.reason = Reason.NONE
-        #: When it was connected, how long that took, and when anything last came, at the earliest, in seconds on the clock.
+        #: When it connected, how long that took, and the earliest time at which the last data may have come, in seconds.
         self.since_s = 0.0
         self.handshake_s = 0.0
         self.heard_at = 0.0
-        #: Since it was connected.
+        #: Counts since it connected.
         self.envelopes_in = self.envelopes_out = self.bytes_in = self.bytes_out = 0
         self._clock = clock
         self._owner = owner
@@ -106,18 +106,18 @@ class RelayConnection:
         self._backoff = Backoff(config.backoff_first_s, config.backoff_limit_s)
         self._urgent = Backoff(config.backoff_first_s, config.urgent_backoff_s)
         self._shell: WebSocketShell | None = None
-        #: Whether another program has taken our session: two that come back at once would replace each other for ever.
+        #: Whether another program has taken our session. If both reconnected at once, they would replace each other for ever.
         self._replaced = False
         self._work: Deferred[None] | None = None
-        #: Whether it has not answered a ping in time. Other relays are better then; the keepalive may yet end it.
+        #: Whether it has not answered a ping in time. Then other relays are preferred; the keepalive may still end it.
         self.is_doubtful = False
         self._probe: IDelayedCall | None = None
         self._pinged = False
         self._sent_at = 0.0
-        #: Whether it is not read from, since when it was not, and since when it is again.
+        #: Whether reading is paused, when it was paused, and when it was resumed.
         self._is_held = False
         self._held_at, self._reads_since = 0.0, float("-inf")
-        #: Whether messages of this read have been handed on; what they led us to send was sent after they were heard.
+        #: Whether messages of this read have been handed on. ``heard_at`` was set before, so answers count as sent after it.
         self._reading = False
         self._over: Waiters[None] = Waiters()
         self._pause: Deferred[None] | None = None
@@ -131,7 +131,7 @@ class RelayConnection:
         self._work.addErrback(lambda failure: failure.trap(CancelledError))
 
     async def stop(self) -> None:
-        """End the connection; what was sent before is written first, if that does not take long."""
+        """End the connection. Messages sent before are written first, if that does not take long."""
         work, self._work = self._work, None
         shell = self._shell
         if shell is not None:
@@ -222,12 +222,12 @@ class RelayConnection:
 
     @property
     def has_room(self) -> bool:
-        """Whether it is connected and little waits in it."""
+        """Whether it is connected and its queue is below the limit."""
         shell = self._shell
         return shell is not None and shell.open and shell.core.queued_bytes < self._config.relay_queue_bytes
 
     def send(self, message: bytes) -> None:
-        """Send ``message``; only while connected. What is sent in one turn of the reactor is written together."""
+        """Send ``message``; only while connected. Messages sent in one turn of the reactor are written together."""
         shell = self._shell
         assert shell is not None
         shell.core.send(message)
@@ -239,7 +239,7 @@ class RelayConnection:
             self._probe = self._clock.callLater(self._config.probe_s, self._look)
 
     def _look(self) -> None:
-        """Some time after something was sent: if nothing has come since, ping, and if nothing comes then, doubt."""
+        """Check after a send whether anything has come since: if not, ping, and if nothing comes then either, doubt."""
         self._probe = None
         shell = self._shell
         if shell is None or not shell.open:
@@ -247,7 +247,7 @@ class RelayConnection:
         if self.heard_at > self._sent_at:
             return
         now, probe_s = self._clock.seconds(), self._config.probe_s
-        # While it is not read from, it cannot be heard.
+        # While reading is paused, nothing can be heard.
         since = now if self._is_held else max(self.heard_at, self._reads_since)
         if now < since + probe_s:
             self._probe = self._clock.callLater(since + probe_s - now, self._look)
@@ -261,7 +261,7 @@ class RelayConnection:
             self._owner.doubted(self)
 
     def hold(self, held: bool) -> None:
-        """Read nothing more for now, or go on."""
+        """Pause reading, or resume it."""
         if self._shell is None or held is self._is_held:
             return
         now, self._is_held = self._clock.seconds(), held
@@ -288,8 +288,8 @@ class RelayConnection:
                 self.problem = f"closed by the relay with code {event.code}: {_printable(event.reason)}"
 
     def after_read(self, shell: Shell) -> None:
-        """Write what came of a read."""
-        if not self._reading:  # a pong
+        """Write what a read has caused."""
+        if not self._reading:  # the read was only a pong
             self._heard()
         self._reading = False
         shell.flush()
@@ -300,11 +300,11 @@ class RelayConnection:
         self._pinged = self.is_doubtful = False
 
     def flushed(self, shell: Shell) -> None:
-        """Tell that there may be room."""
+        """Tell the owner that there may be room."""
         self._owner.writable(self)
 
     def connection_lost(self, shell: Shell, error: DmsgError | None, reason: Failure) -> None:
-        """Go over to the next attempt."""
+        """Go on to the next attempt."""
         self._shell = None
         self._pinged = self.is_doubtful = False
         if self._probe is not None:
@@ -319,5 +319,5 @@ class RelayConnection:
 
 
 def _printable(text: str) -> str:
-    """The beginning of a relay's text, safe to be shown."""
+    """The beginning of a relay's text, safe to show."""
     return "".join(one if one.isprintable() else "?" for one in text[:200])

@@ -1,4 +1,4 @@
-"""Why a call, or anything else that was to be sent, failed. All data is in attributes."""
+"""The errors of calls, and of other messages that could not be sent. All data is in attributes."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from dmsg.rmb.core.errors import PeerCode
 
 
 class CallError(DmsgError):
-    """Base of what a call fails with. ``target`` is who was called; ``code`` and ``text`` are what a program that asked over
-    Redis is told, ``reason`` is for the log.
+    """Base of the errors of a call. ``target`` is who was called; ``code`` and ``text`` go to a program that asked over Redis,
+    ``reason`` is for the log.
     """
 
     code: int = PeerCode.OTHER
@@ -26,9 +26,9 @@ class CallError(DmsgError):
 
 
 class CallTimeout(CallError):
-    """No answer in time. ``relays`` are the URLs of those that took the request, in order.
+    """No answer in time. ``relays`` are the URLs of the relays over which the request was sent, in order.
 
-    ``refused`` says why answers that came were not accepted; mostly it is empty.
+    ``refused`` are the reasons why answers were not accepted; usually it is empty.
     """
 
     code = PeerCode.INVALID
@@ -47,7 +47,7 @@ class CallTimeout(CallError):
 
 
 class NotConnected(CallError):
-    """No relay took the request in time. ``problems`` says for the URL of each relay what is wrong with it."""
+    """The request could not be sent to any relay in time. ``problems`` maps the URL of each relay to its problem."""
 
     reason = Reason.NOT_CONNECTED
 
@@ -73,7 +73,7 @@ class CallRefused(CallError):
 
     @property
     def own_text(self) -> str:
-        """Without the other side's text."""
+        """The message without the other side's text."""
         return f"call of twin {self.target.twin}: refused with code {self.code}"
 
 
@@ -98,7 +98,7 @@ class RegistryFailed(CallError):
 
 
 class NoEncryptionKey(CallError):
-    """The registry has no key of the other twin, or with ``ours`` none of our own, and plain text is not allowed."""
+    """The registry has no key of the other twin (or, with ``ours``, of our own twin), and plain text is not allowed."""
 
     code = PeerCode.ENCRYPTION
     reason = Reason.NO_PUBLIC_KEY
@@ -110,7 +110,7 @@ class NoEncryptionKey(CallError):
 
 
 class EncryptionFailed(CallError):
-    """The other twin's key is none. ``problem`` says why."""
+    """The other twin's key is not a valid key. ``problem`` says why."""
 
     code = PeerCode.ENCRYPTION
 
@@ -120,7 +120,7 @@ class EncryptionFailed(CallError):
 
 
 class EnvelopeTooLarge(CallError):
-    """An envelope of ``size_bytes``, which is more than relays take."""
+    """An envelope of ``size_bytes``, more than relays accept."""
 
     reason = Reason.MESSAGE_OVER_LIMIT
 
@@ -130,7 +130,7 @@ class EnvelopeTooLarge(CallError):
 
 
 class TooMuchUnderWay(CallError):
-    """As many calls, or bytes of calls or of answers, are under way as the client keeps."""
+    """The client has reached its limit of calls under way, or of bytes of calls or answers."""
 
     code = PeerCode.BUSY
     reason = Reason.BUSY
@@ -140,7 +140,7 @@ class TooMuchUnderWay(CallError):
 
 
 class Stopped(CallError):
-    """The client does not run, or has been stopped meanwhile. ``sent`` says whether a relay may have the request."""
+    """The client is not running, or was stopped during the call. ``sent`` says whether a relay may have the request."""
 
     reason = Reason.STOPPED
 

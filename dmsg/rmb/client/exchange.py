@@ -1,7 +1,7 @@
 """Envelopes of one session over several relays: requests that are answered or fail in time, and answers to requests.
 
-This is what :class:`~dmsg.rmb.client.service.RmbClient` and the peer that serves Redis stand on. It knows envelopes,
-keys, the registry and the relays; commands and their handlers are its owner's.
+:class:`~dmsg.rmb.client.service.RmbClient` and the peer that serves Redis are built on it. It handles envelopes, keys, the
+registry and the relays; its owner handles commands.
 """
 
 from __future__ import annotations
@@ -63,17 +63,17 @@ from dmsg.sansio.rate import TokenBucket
 from dmsg.sansio.websocket import WebSocketConfig
 
 _log = Logger()
-#: Answers with an error to requests that were refused, a second: what is forged makes us sign no more than this.
+#: Errors per second with which refused requests are answered: forged requests cannot make us sign more than this.
 _REFUSALS_PER_S: Final = 200.0
 _REGISTRY_FAILED: Final = "other: failed to get twin information"
 
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """An envelope that has passed every check, in outline. ``payload`` is in clear; ``twin`` is the sender.
+    """The outline of an envelope that has passed every check. ``payload`` is decrypted; ``twin`` is the sender.
 
-    ``twin`` is ``None`` for an error of a relay, which has no signature. ``relay`` is the URL over which it came, ``sealed``
-    says whether the payload came encrypted.
+    ``twin`` is ``None`` for an error of a relay, which has no signature. ``relay`` is the URL of the relay over which it came,
+    ``sealed`` says whether the payload came encrypted.
     """
 
     envelope: Envelope
@@ -92,13 +92,13 @@ class ExchangeOwner(TypingProtocol):
         """A request came. Answer it with :meth:`Exchange.respond`, or with :meth:`Exchange.send`."""
 
     def is_awaited(self, uid: str, twin: int) -> bool:
-        """Whether an answer ``uid`` of ``twin`` is waited for though this exchange has not sent the request.
+        """Whether the owner waits for an answer ``uid`` of ``twin`` to a request that this exchange has not sent.
 
-        ``twin`` is 0 for an error of a relay. What is not awaited is dropped unread.
+        ``twin`` is 0 for an error of a relay. Other answers are dropped unread.
         """
 
     def answer_received(self, answer: Accepted) -> None:
-        """An answer came for which :meth:`is_awaited` said yes."""
+        """An answer came for which :meth:`is_awaited` was true."""
 
     def answers_have_room(self) -> None:
         """Relays have taken answers: :attr:`Exchange.takes_answers` is true again."""
@@ -107,11 +107,11 @@ class ExchangeOwner(TypingProtocol):
 class Exchange:
     """Sends and receives the envelopes of one session of one twin.
 
-    ``relays`` are one to four URLs (``ws://`` or ``wss://``). ``session`` is the name of the connection; ``None``, the
-    default, is the one that callers reach who name none, and one program at a time may have it. ``publish`` are the hosts
-    of our relays to be put into the registry, with our encryption key; ``True`` leaves those there, and is our own if
-    there are none; with ``False`` nothing is published. ``allow_plain`` lets payloads go unencrypted to twins without a
-    key, and takes them so from any. ``now_s()`` is Unix time.
+    ``relays`` are one to four URLs (``ws://`` or ``wss://``). ``session`` is the name of the connection; callers that name
+    none reach the session ``None``, the default, which one program at a time may have. ``publish`` are the hosts of our
+    relays to be put into the registry, with our encryption key. ``True`` keeps the hosts that are there, or publishes those
+    of ``relays`` if there are none; ``False`` publishes nothing. ``allow_plain`` sends unencrypted payloads to twins without
+    a key, and accepts them from all twins. ``now_s()`` is Unix time.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class Exchange:
         self.config = config = config or RmbConfig()
         #: Our twin's number and session; the number is 0 until :meth:`find` has found it.
         self.address = SessionAddress(0, session)
-        #: Fires whenever a relay comes or goes.
+        #: Fires whenever a relay is connected or lost.
         self.relays_change: Waiters[None] = Waiters()
         self._clock = reactor
         self._key = key
@@ -157,7 +157,7 @@ class Exchange:
         self._answers = Answers(reactor, self.relays, config.answers, config.answers_bytes, owner.answers_have_room)
         self._calls: Calls[Accepted] = Calls(config.calls, config.calls_bytes)
         self._refusals = TokenBucket(_REFUSALS_PER_S, _REFUSALS_PER_S, reactor.seconds())
-        #: The names of our relays in the registry. A relay must know itself by one of them, or envelopes to us go elsewhere.
+        #: The names of our relays in the registry. A relay must have one of them as its own, or envelopes to us go elsewhere.
         self._relay_names: frozenset[str] = frozenset()
         self._is_published = False
         self._publishing: Deferred[None] | None = None
@@ -177,8 +177,8 @@ class Exchange:
     async def find(self) -> None:
         """Find our own twin in the registry, and publish our relays and encryption key if ``publish`` says so.
 
-        The registry is asked until it answers. Publishing is awaited only if the registry does not have our key yet: without
-        it others cannot write to us. Requests may be made before: they wait. Raises
+        The registry is asked until it answers. Publishing is awaited only if the registry does not have our key yet, because
+        others cannot write to us without it. Requests may be made before; they wait. Raises
         :class:`~dmsg.rmb.client.errors.NoTwin`, or ``InvalidTwin`` for relays that cannot be published.
         """
         self._stopped = False
@@ -214,12 +214,12 @@ class Exchange:
         self._found.fire(None)
 
     def connect(self) -> None:
-        """Begin to connect to the relays, which then send what they have kept for us; to be called after :meth:`find`."""
+        """Begin to connect to the relays, which then send what they have stored for us. Call it after :meth:`find`."""
         if not self._stopped:
             self.relays.start()
 
     async def stop(self) -> None:
-        """End all: calls fail with :class:`~dmsg.rmb.client.errors.Stopped`, answers that were given are written."""
+        """End everything: calls fail with :class:`~dmsg.rmb.client.errors.Stopped`, and answers already given are written."""
         self._stopped = True
         self._calls.stop()
         self._found.cancel()
@@ -231,7 +231,7 @@ class Exchange:
         self.relays_change.fire(None)
 
     def _make_token(self, relay: RelayConnection) -> str:
-        """A token for ``relay``; one that the registry knows by the name in its URL cannot use it elsewhere."""
+        """A token for ``relay``. If the registry has the name in its URL, the relay cannot use the token elsewhere."""
         name = next((one for one in (relay.place, relay.host) if one in self._relay_names), None)
         return make_token(self._key, *self.address, int(self._now_s()), audience=name)
 
@@ -243,12 +243,12 @@ class Exchange:
         return self._calls.has_room(MAX_ENVELOPE_BYTES)
 
     async def request(self, envelope: Envelope, timeout_s: float, *, once: bool = False) -> Accepted:
-        """Send a request, and give the answer; raises a ``CallError`` when there is none within ``timeout_s``.
+        """Send a request and return the answer; raises a ``CallError`` when there is none within ``timeout_s``.
 
-        A request whose relay is lost goes over another one, unless ``once``.
+        A request whose relay is lost goes over another relay, unless ``once``.
 
-        ``envelope`` has uid, destination, command and ``plain``, and if wanted tags, schema, timestamp and expiration;
-        an expiration of 0 becomes the end of the time-out. The rest is written into it. Cancelling forgets the request.
+        ``envelope`` has uid, destination, command and ``plain``, and optionally tags, schema, timestamp and expiration; an
+        expiration of 0 is replaced by the timeout. This method fills in the other fields. Cancelling forgets the request.
         """
         target = SessionAddress.of(envelope.destination)
         if self._stopped:
@@ -296,15 +296,15 @@ class Exchange:
 
     @property
     def takes_answers(self) -> bool:
-        """Whether more answers should be made: relays have taken enough of those that there were."""
+        """Whether more answers should be made, because relays have taken enough of the earlier ones."""
         return self._answers.has_room
 
     def respond(self, request: Accepted, data: bytes, schema: str | None = None) -> None:
-        """Answer ``request`` with ``data``. Raises what :meth:`send` raises for an answer that cannot be sent."""
+        """Answer ``request`` with ``data``. Raises the same errors as :meth:`send` for an answer that cannot be sent."""
         self._answer(request, response(request.envelope, data, schema, _lifetime_s(request.envelope)))
 
     def refuse(self, request: Accepted, code: int, text: str) -> None:
-        """Answer ``request`` with an error; ``text`` can be read by the relays."""
+        """Answer ``request`` with an error; relays can read ``text``."""
         self._answer(request, error_reply(request.envelope, code, text, _lifetime_s(request.envelope)))
 
     def _answer(self, request: Accepted, answer: Envelope) -> None:
@@ -314,7 +314,7 @@ class Exchange:
     async def send(self, envelope: Envelope) -> None:
         """Send an answer that was made elsewhere: uid, destination, response or error, ``plain`` and the rest.
 
-        Returns when a relay has it or it waits for one. Raises a ``CallError`` that says why it cannot be sent.
+        Returns when the answer is sent or waits for a relay. Raises a ``CallError`` that says why it cannot be sent.
         """
         target = SessionAddress.of(envelope.destination)
         if self._stopped:
@@ -408,7 +408,7 @@ class Exchange:
             self._accepted(accepted, signature, connection)
 
     async def _sender_of(self, envelope: Envelope, number: int) -> Twin | None:
-        """The twin of that number. While the registry fails, for the answer to a call it is as the call had it looked up."""
+        """The twin ``number``. If the registry fails, the answer to a call uses the twin that the call has looked up."""
         try:
             return await self._registry.get(number)
         except RegistryError:
@@ -418,7 +418,7 @@ class Exchange:
             return call.twin
 
     def _may_answer(self, twin: Twin | None) -> bool:
-        """Whether an answer to ``twin`` could be sent: a request that is never answered is better not begun."""
+        """Whether an answer to ``twin`` could be sent: a request that cannot be answered should not be started."""
         return self._allow_plain or (self._is_published and twin is not None and twin.pk is not None)
 
     def _accepted(self, accepted: Accepted, signature: bytes, connection: RelayConnection) -> None:
@@ -445,7 +445,7 @@ class Exchange:
             call.fail(CallRefused(call.target, error.code, bounded_text(error.message), accepted.source))
 
     def _refused(self, envelope: Envelope, refused: wrong.EnvelopeRefused, connection: RelayConnection) -> None:
-        """An envelope is not accepted: tell the sender of a request, or note it for who waits for an answer."""
+        """An envelope is refused: answer a request with an error, or note the reason for the call that awaits the answer."""
         if envelope.WhichOneof("message") != "request":
             call = self._calls.get(envelope.uid)
             if call is not None:
@@ -463,5 +463,5 @@ def _not_published(failure: Failure) -> None:
 
 
 def _lifetime_s(request: Envelope) -> int:
-    """How long an answer is good for: as long as its request was from the beginning, whatever the two clocks say."""
+    """How long an answer is valid: the whole lifetime of its request, so that it does not depend on the two clocks."""
     return request.expiration or DEFAULT_TTL_S

@@ -1,4 +1,4 @@
-"""The commands a program serves: handlers, how many are at work at once, and whose turn it is."""
+"""The commands that a program serves: their handlers, how many run at once, and whose turn is next."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from dmsg.rmb.core.errors import PeerCode
 from dmsg.rmb.core.fair_queue import FairQueue
 
 _log = Logger()
-#: What a waiting request costs beside its bytes.
+#: Bytes that a waiting request counts besides its own.
 _OVERHEAD_BYTES: Final = 2_048
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request that was accepted. ``source`` is who asks, proved by a signature; ``data`` the payload in clear.
+    """An accepted request. ``source`` is who asks, proved by a signature; ``data`` is the decrypted payload.
 
-    ``sealed`` says that it came encrypted. ``remaining_s`` is how many seconds of its life were left when it came.
+    ``sealed`` says that it came encrypted. ``remaining_s`` is how many seconds of its lifetime were left when it came.
     """
 
     command: str
@@ -42,16 +42,16 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A handler's answer, where bytes alone do not say enough: ``schema`` is the MIME type of ``data``."""
+    """A handler's answer with a MIME type: ``schema`` is that of ``data``."""
 
     data: bytes
     schema: str | None = None
 
 
-#: Gives the answer, or raises :class:`Refusal`.
+#: Returns the answer, or raises :class:`Refusal`.
 Handler = Callable[[Request], Awaitable[bytes | Reply]]
 H = TypeVar("H", bound=Handler)
-#: How an answer goes out: a :class:`Reply`, or the :class:`Refusal` to send.
+#: Sends an answer: a :class:`Reply` or a :class:`Refusal`.
 Respond = Callable[[Reply | Refusal], None]
 
 _UNKNOWN: Final = Refusal(PeerCode.UNKNOWN_COMMAND, "unknown command")
@@ -60,10 +60,10 @@ _FAILED: Final = Refusal(PeerCode.HANDLER_FAILED, "the command failed")
 
 
 class Handlers:
-    """Handlers by command. At most ``config.handlers`` are at work, at most half of them for one twin.
+    """Handlers by command. At most ``config.handlers`` run at once, at most half of them for one twin.
 
-    What waits is bounded; twins take turns (:class:`~dmsg.rmb.core.fair_queue.FairQueue`). None is begun while ``has_room()``
-    is false, until :meth:`go_on` is called: no relay takes the answers.
+    Other requests wait in a bounded queue in which twins take turns (:class:`~dmsg.rmb.core.fair_queue.FairQueue`). While
+    ``has_room()`` is false, because no relay takes the answers, none is started until :meth:`go_on` is called.
     """
 
     def __init__(self, clock: IReactorTime, config: RmbConfig, has_room: Callable[[], bool] = lambda: True) -> None:
@@ -87,7 +87,7 @@ class Handlers:
         self._handlers[command] = handler
 
     def take(self, request: Request, respond: Respond) -> None:
-        """Have ``request`` answered through ``respond``, once, unless its time is over before."""
+        """Answer ``request`` through ``respond``, once, unless it expires before."""
         if request.command not in self._handlers:
             respond(_UNKNOWN)
             return
@@ -95,7 +95,7 @@ class Handlers:
             respond(_BUSY)
             return
         ends_at = self._clock.seconds() + request.remaining_s
-        # With a place free, twins whose requests wait have taken all of their own places: this one overtakes none of them.
+        # If a place is free, only requests of twins at their own limit wait, so this request overtakes none that could run.
         if len(self._working) < self._limit and self._may(request.source.twin) and self._has_room():
             self._work(request, respond, ends_at)
             return
@@ -105,11 +105,11 @@ class Handlers:
         self.go_on()
 
     def start(self) -> None:
-        """Begin requests that are taken, as at first."""
+        """Accept requests again after :meth:`stop`."""
         self._stopped = False
 
     def go_on(self) -> None:
-        """Begin what waits, as far as there are places."""
+        """Start waiting requests while there are places."""
         while len(self._working) < self._limit and self._has_room():
             one = self._waiting.take(self._may)
             if one is None:
@@ -118,7 +118,7 @@ class Handlers:
                 self._work(*one)
 
     async def stop(self, patience_s: float) -> None:
-        """Refuse what waits, give what is at work ``patience_s`` to end, then cancel it."""
+        """Refuse waiting requests, give running handlers ``patience_s`` to end, then cancel them."""
         self._stopped = True
         while (one := self._waiting.take()) is not None:
             one[1](_BUSY)
@@ -140,7 +140,7 @@ class Handlers:
             self._done(twin)
             return
         self._working[work] = None
-        # Its handler may have held up everything for longer than the request has.
+        # Its handler may have blocked the reactor for longer than the request is valid.
         work.addTimeout(max(0.0, ends_at - self._clock.seconds()), self._clock)
 
         def done(result: object) -> None:
@@ -160,13 +160,13 @@ class Handlers:
     async def _answer(self, request: Request, respond: Respond, ends_at: float) -> None:
         try:
             answer: object = await self._handlers[request.command](request)
-            # A memoryview is of what is bytes already: bytes(5) would be five of them.
+            # memoryview() accepts only objects that hold bytes: bytes(5) would silently make five zero bytes.
             respond(answer if isinstance(answer, Reply) else Reply(bytes(memoryview(answer))))  # type: ignore[arg-type]
         except Refusal as refusal:
             respond(refusal)
         except CancelledError:
-            if self._stopped or self._clock.seconds() < ends_at:  # what it waited for may have been cancelled
+            if self._stopped or self._clock.seconds() < ends_at:  # otherwise the request has expired
                 respond(_FAILED)
-        except Exception:  # a handler is the application's, and may raise anything: its caller is told
+        except Exception:  # a handler of the application may raise anything, and its caller is told
             _log.failure("a handler of the command {command} failed", command=request.command)
             respond(_FAILED)

@@ -1,4 +1,4 @@
-"""Messages that are being taken in: a relay that brings too many at once is not read from."""
+"""Messages that are being checked: the client stops reading from a relay that sends too many at once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dmsg.rmb.client.connection import RelayConnection
 
 
 class Intake:
-    """Messages whose sender is being looked up: ``limit``, or ``limit_bytes``, of one connection before it is held."""
+    """Messages whose sender is being looked up. At ``limit`` messages or ``limit_bytes`` of a connection, reading pauses."""
 
     def __init__(self, limit: int, limit_bytes: int) -> None:
         self._limit = limit
@@ -20,13 +20,13 @@ class Intake:
         self._bytes: Counter[RelayConnection] = Counter()
 
     def add(self, taking: Deferred[None], connection: RelayConnection, size: int) -> None:
-        """Count ``taking``, of a message of ``size`` bytes, until it is over; does nothing if it is already."""
+        """Count ``taking``, for a message of ``size`` bytes, until it is done; does nothing if it is done already."""
         if taking.called:
             return
         self._under_way[taking] = connection, size
         self._counts[connection] += 1
         self._bytes[connection] += size
-        if self._is_full(connection):  # above the limit it has been made anew meanwhile
+        if self._is_full(connection):  # also when it is held already: after a reconnection it is not
             connection.hold(True)
         taking.addBoth(self._over, taking)
 
@@ -43,6 +43,6 @@ class Intake:
         return result
 
     def cancel(self) -> None:
-        """Give all up."""
+        """Cancel all."""
         for taking in list(self._under_way):
             taking.cancel()

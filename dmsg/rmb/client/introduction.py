@@ -1,4 +1,4 @@
-"""Our own twin: found in the registry, and published there."""
+"""Finding our own twin in the registry, and publishing its relays and key there."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from dmsg.rmb.twins.errors import RegistryError
 from dmsg.sansio.backoff import Backoff
 
 _log = Logger()
-#: The pauses after a question or an update that has failed, in seconds.
+#: The pauses after a failed look-up or update, in seconds.
 _PAUSES: Final = Backoff(1.0, 30.0)
 
 
 class Introduction:
-    """Asks the registry, and goes on with growing pauses while that fails.
+    """Asks the registry, and retries with growing pauses while that fails.
 
-    ``hosts`` are the relays to be published; without any those in the registry stay, or become ``places`` if there are
-    none. ``public_key`` is the encryption key to be published.
+    ``hosts`` are the relays to be published. If there are none, the relays in the registry stay; if it has none either,
+    ``places`` are published. ``public_key`` is the encryption key to be published.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Introduction:
         self._hosts = parse_relays(format_relays(hosts))
         self._places = places
         self._uniform = uniform
-        #: What went wrong last.
+        #: The last problem that was logged.
         self._problem = ""
 
     async def find(self) -> Twin:
@@ -64,9 +64,9 @@ class Introduction:
                 return twin
 
     async def publish(self, twin: Twin) -> None:
-        """Have the registry say what is to be said of ``twin``, ours; returns when it does.
+        """Publish the relays and key of ``twin``, ours; returns when the registry has them.
 
-        Raises what :meth:`~dmsg.rmb.interfaces.ITwinRegistry.update` raises for what no later attempt can mend.
+        Raises the permanent errors of :meth:`~dmsg.rmb.interfaces.ITwinRegistry.update`.
         """
         hosts = self._hosts or twin.relays or parse_relays("_".join(self._places))
         failures = 0
@@ -81,7 +81,7 @@ class Introduction:
 
     async def _rest(self, text: str, error: RegistryError, failures: int) -> None:
         problem = str(error)
-        if failures == 1 or problem != self._problem:  # else it was said: a registry may be away for days
+        if failures == 1 or problem != self._problem:  # log a problem once, because a registry may be away for days
             self._problem = problem
             _log.warn(text, error=error)
         await deferLater(self._clock, _PAUSES.pause_s(failures, self._uniform))

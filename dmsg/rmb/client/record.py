@@ -1,4 +1,4 @@
-"""What the event log has of a twin's sessions."""
+"""Events about a twin's sessions for the event log."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dmsg.rmb.core.address import SessionAddress
 
 
 class SessionRecord:
-    """Writes to ``events`` which relays a twin is connected to, if there is a log. Each session has a number of its own."""
+    """Reports to ``events``, if given, to which relays a twin is connected. Each session has a number of its own."""
 
     def __init__(self, clock: IReactorTime, events: IEventLog | None) -> None:
         self._clock = clock
@@ -31,7 +31,7 @@ class SessionRecord:
         self._events.emit(TwinSessionOpened(number, twin, digest(name), connection.host, took_ms))
 
     def closed(self, address: SessionAddress, connection: RelayConnection, *, was_connected: bool) -> None:
-        """The session ``address`` is connected no more, or could not be."""
+        """The session ``address`` is no longer connected, or could not connect."""
         if self._events is None:
             return
         if was_connected:

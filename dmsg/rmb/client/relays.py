@@ -1,4 +1,4 @@
-"""Several relays, any of which carries an envelope: choice, failover, and waiting while there is none."""
+"""Several relays, any of which can carry an envelope: choice, failover, and waiting while none is connected."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from dmsg.rmb.client.connection import Connect, RelayConnection, relay_url
 from dmsg.rmb.core.errors import RelayProblem
 from dmsg.rmb.core.limits import MAX_OWN_RELAYS
 
-#: What was sent so many seconds before a connection was last heard of has arrived at the relay: a round trip is shorter.
+#: A parcel sent this many seconds before the last data from its relay has arrived there, because a round trip is shorter.
 _CERTAIN_S: Final = 2.0
 
 
 class Again(Enum):
-    """When a parcel that a lost connection has carried goes over another one."""
+    """When a parcel of a lost connection is sent over another connection."""
 
-    #: Whenever it was sent: until its answer comes it is not certain that it has arrived.
+    #: Always: until its answer comes it is not certain that it has arrived.
     ALWAYS = "always"
-    #: If the connection was not heard of after it was sent.
+    #: If nothing was heard from the relay after it was sent.
     IF_UNCERTAIN = "if uncertain"
-    #: Not at all: it must not arrive twice.
+    #: Never: it must not arrive twice.
     NEVER = "never"
 
 
 class Parcel:
-    """An envelope as bytes, on its way: kept until it is answered or over, so that it can go over another relay.
+    """An envelope as bytes, kept until it is answered or has expired, so that it can be sent over another relay.
 
-    ``prefer`` are URLs, places or hosts of relays in the order in which they are tried first. ``again`` says when it goes
-    over another relay because one that carried it is lost.
+    ``prefer`` are URLs, places or hosts of preferred relays, the best first. ``again`` says whether it is sent over another
+    relay when the one that carried it is lost.
     """
 
     __slots__ = ("again", "data", "expires_at", "prefer", "refused_by", "relays", "sent_at", "via", "waits")
@@ -52,12 +52,12 @@ class Parcel:
         #: All connections that have carried it, and those that have answered with an error.
         self.relays: list[RelayConnection] = []
         self.refused_by: set[RelayConnection] = set()
-        #: Told whenever it begins or ceases to wait for a relay.
+        #: Called whenever it begins or ceases to wait for a relay.
         self.waits: Callable[[bool], object] = lambda waits: None
 
 
 class RelaysOwner(TypingProtocol):
-    """Who is told what comes from the relays."""
+    """Is told about messages from the relays, and about their connections."""
 
     def received(self, connection: RelayConnection, message: bytes) -> None:
         """A message came over ``connection``."""
@@ -66,11 +66,11 @@ class RelaysOwner(TypingProtocol):
         """A relay is connected."""
 
     def relay_lost(self, connection: RelayConnection, *, was_connected: bool) -> None:
-        """A relay is connected no more, or could not be."""
+        """A relay is no longer connected, or could not be connected."""
 
 
 def check_relays(urls: Collection[str]) -> None:
-    """Raise ``ConfigError`` unless ``urls`` are those of one to four relays."""
+    """Raise ``ConfigError`` unless ``urls`` are the URLs of one to four relays."""
     _check_count(len(urls))
     for url in urls:
         try:
@@ -85,10 +85,10 @@ def _check_count(count: int) -> None:
 
 
 class Relays:
-    """Up to four connections, and the parcels they carry.
+    """Up to four connections, and the parcels that they carry.
 
-    A parcel goes over the first connection it prefers that has room, else over the first of all. When a connection is
-    lost, the requests it carried that have no answer yet go over another one, as do the answers that may not have arrived.
+    A parcel goes over the first of its preferred connections that has room, otherwise over the first of all. When a
+    connection is lost, its unanswered requests and the answers that may not have arrived are sent over another connection.
     """
 
     def __init__(
@@ -123,22 +123,22 @@ class Relays:
         await DeferredList([ensureDeferred(connection.stop()) for connection in self.connections])
 
     def problems(self) -> dict[str, str]:
-        """What is wrong with each relay that is not connected, by URL."""
+        """The problem of each relay that is not connected, by URL."""
         return {one.url: one.problem for one in self.connections if not one.is_connected}
 
     def places(self) -> list[str]:
-        """Where the relays are: hosts, with a port where it is not the usual one."""
+        """The hosts of the relays, with a port unless it is the default port."""
         return [one.place for one in self.connections]
 
     @property
     def is_connected(self) -> bool:
-        """Whether at least one relay is."""
+        """Whether at least one relay is connected."""
         return any(one.is_connected for one in self.connections)
 
     # --- parcels -----------------------------------------------------------------------------------------------------
 
     def post(self, parcel: Parcel) -> None:
-        """Send ``parcel`` over a relay, or as soon as there is one."""
+        """Send ``parcel`` over a relay, now or as soon as one is connected and has room."""
         connection = self._choose(parcel)
         if connection is None:
             self._waiting[parcel] = None
@@ -157,15 +157,15 @@ class Relays:
         return True
 
     def post_elsewhere(self, parcel: Parcel, refused_by: RelayConnection, problem: str) -> bool:
-        """Send ``parcel`` over a relay that has not refused it, as ``refused_by`` has with ``problem``; tells whether it goes.
+        """Send ``parcel``, which ``refused_by`` has refused with ``problem``, over another relay; returns whether it is sent.
 
-        What may arrive once only does not, unless this relay has certainly not passed it on.
+        A parcel that must not arrive twice is sent only if ``refused_by`` has certainly not passed it on.
         """
         if parcel.again is Again.NEVER and not RelayProblem.is_certain(problem):
             return False
         parcel.refused_by.add(refused_by)
         if parcel.via is not None and parcel.via is not refused_by and parcel.via not in parcel.refused_by:
-            return True  # it is on its way over another one already
+            return True  # it is on its way over another relay already
         if not any(one.is_connected and one not in parcel.refused_by for one in self.connections):
             return False
         self.drop(parcel)
@@ -173,7 +173,7 @@ class Relays:
         return True
 
     def drop(self, parcel: Parcel) -> None:
-        """Forget ``parcel``: it has arrived, or is not wanted any more."""
+        """Forget ``parcel``: it has arrived, or is no longer wanted."""
         if parcel in self._waiting:
             self._begone(parcel)
         if parcel.via is not None:
@@ -201,7 +201,7 @@ class Relays:
     def _post_waiting(self) -> None:
         now = self._clock.seconds()
         for parcel in list(self._waiting):
-            if parcel not in self._waiting:  # what one led to has ended another
+            if parcel not in self._waiting:  # sending another parcel has ended this one
                 continue
             if parcel.expires_at <= now:
                 self._begone(parcel)
@@ -214,7 +214,7 @@ class Relays:
                 return
 
     def _begone(self, parcel: Parcel) -> None:
-        """It waits no longer."""
+        """Take ``parcel`` out of those that wait."""
         del self._waiting[parcel]
         parcel.waits(False)
 
@@ -252,7 +252,7 @@ class Relays:
             self._post_again_of(list(self._carried[connection]), connection)
 
     def _post_again_of(self, parcels: Iterable[Parcel], connection: RelayConnection) -> None:
-        """Send those of ``parcels``, which ``connection`` carried, that may not have arrived."""
+        """Send again those ``parcels`` of ``connection`` that may not have arrived."""
         certain_until = connection.heard_at - _CERTAIN_S
         now = self._clock.seconds()
         for parcel in parcels:

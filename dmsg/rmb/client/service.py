@@ -1,4 +1,4 @@
-"""A client of the Reliable Message Bus: calls of other twins' commands, and commands of one's own. ::
+"""A client of the Reliable Message Bus: it calls commands of other twins, and serves its own. ::
 
 client = RmbClient(reactor, key, registry, ["wss://relay.example"])
 
@@ -50,7 +50,7 @@ _log = Logger()
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a call gives. ``source`` is the session that answered, of the twin that was called: its signature says so."""
+    """The answer to a call. ``source`` is the session of the called twin that answered, proved by its signature."""
 
     data: bytes
     schema: str | None
@@ -60,12 +60,12 @@ class Answer:
 class RmbClient(Service):
     """Calls commands of other twins, and serves its own, over one to four relays, as a Twisted service.
 
-    ``session`` is the name of this connection. Callers reach ``None``, the default, when they name none, and one program
-    of a twin at a time may have it; a program that only calls takes a name of its own. ``publish`` are the hosts of our
-    relays to be put into the registry, with our encryption key; ``True`` leaves those there, and is our own if there are
-    none; with ``False`` nothing is published. ``allow_plain`` lets payloads go unencrypted to twins without a key, and
-    takes them so from any. The registry is opened and closed by the caller. ``connect`` opens WebSockets; another than
-    :func:`~dmsg.glue.websocket.connect_websocket` with its defaults is needed for relays with a certificate of one's own.
+    ``session`` is the name of this connection. Callers that name none reach the session ``None``, the default, which one
+    program of a twin at a time may have; a program that only calls should take a name of its own. ``publish`` are the hosts
+    of our relays to be put into the registry, with our encryption key. ``True`` keeps the hosts that are there, or publishes
+    those of ``relays`` if there are none; ``False`` publishes nothing. ``allow_plain`` sends unencrypted payloads to twins
+    without a key, and accepts them from all twins. The caller opens and closes the registry. ``connect`` opens WebSockets; set
+    it for relays with a private certificate, otherwise it is :func:`~dmsg.glue.websocket.connect_websocket`.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class RmbClient(Service):
         self._work = ensureDeferred(self._start())
 
     def stopService(self) -> Deferred[None]:
-        """Give handlers a moment to end, fail what waits for answers, and disconnect."""
+        """Give handlers a moment to end, fail calls without an answer, and disconnect."""
         super().stopService()  # type: ignore[no-untyped-call]
         return ensureDeferred(self._stop())
 
@@ -181,15 +181,15 @@ class RmbClient(Service):
         tags: str | None = None,
         once: bool = False,
     ) -> Answer:
-        """Have ``twin`` do ``command`` with ``data``, and give its answer. May be called before a relay is connected.
+        """Call ``command`` of ``twin`` with ``data``, and return its answer. May be called before a relay is connected.
 
         ``timeout`` is in seconds, from now on. ``session`` names one connection of the twin, ``schema`` the MIME type of
-        ``data``. With the tag ``fail-fast`` a relay answers at once when the twin is offline; otherwise the request waits
-        for it. A request whose relay dies before the answer comes goes over another one; programs of this project know
-        it again and do ``command`` once. With ``once`` that does not happen, for public programs that may not do it twice, nor
-        when a relay says that it failed and may have passed the request on.
+        ``data``. With the tag ``fail-fast`` a relay answers at once when the twin is offline; otherwise the request waits for
+        the twin. A request whose relay dies before the answer comes, or fails and may have passed the request on, is sent over
+        another relay; programs of this project recognise the duplicate and run ``command`` once. ``once`` prevents the second
+        request, for public programs that must not run ``command`` twice.
 
-        Always ends in time: with an answer, or with a :class:`~dmsg.rmb.client.errors.CallError` that says why.
+        It always ends in time: with an answer, or with a :class:`~dmsg.rmb.client.errors.CallError` that says why.
         Cancelling forgets the call, and takes back a request that no relay has yet.
         """
         timeout_s = self.config.call_timeout_s if timeout is None else timeout
@@ -233,10 +233,10 @@ class RmbClient(Service):
 
     def service(self, command: str) -> Callable[[H], H]:
         """Decorates an ``async`` function that serves ``command``: it gets a :class:`~dmsg.rmb.client.handlers.Request`, and
-        gives ``bytes`` or a :class:`~dmsg.rmb.client.handlers.Reply`.
+        returns ``bytes`` or a :class:`~dmsg.rmb.client.handlers.Reply`.
 
-        To answer with an error it raises :class:`~dmsg.rmb.client.errors.Refusal`; what else it raises is logged, and
-        the caller is told only that it failed. It is cancelled when the request expires.
+        To answer with an error it raises :class:`~dmsg.rmb.client.errors.Refusal`. Other exceptions are logged, and the caller
+        is told only that the command failed. The function is cancelled when the request expires.
         """
 
         def add(handler: H) -> H:
@@ -275,7 +275,7 @@ class RmbClient(Service):
             self.exchange.refuse(request, answer.code, answer.text)
 
     def is_awaited(self, uid: str, twin: int) -> bool:
-        """See :class:`~dmsg.rmb.client.exchange.ExchangeOwner`: no answer but those to calls."""
+        """See :class:`~dmsg.rmb.client.exchange.ExchangeOwner`: only answers to calls are awaited."""
         return False
 
     def answer_received(self, answer: Accepted) -> None:

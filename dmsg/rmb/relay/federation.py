@@ -173,7 +173,7 @@ class Federation:
     # --- which relay -----------------------------------------------------------------------------------------------
 
     def _relays(self, twin: Twin) -> list[str]:
-        """The relays to which an envelope for ``twin`` may go, without this one. Names that differ only in case are one relay."""
+        """The relays to which an envelope for ``twin`` may go, without this one. Names are compared without regard to case."""
         names = dict.fromkeys(relay.lower() for relay in twin.relays)
         return [relay for relay in names if relay not in self._domains]
 
