@@ -1,1 +1,1 @@
-"""The gateway of one twin: services and clients behind it speak JSON through Redis."""
+"""The gateway of one twin: local services and clients talk to it with JSON through Redis."""

@@ -1,4 +1,4 @@
-"""The lists of a peer: what they are called, and which commands of others get one. Pure."""
+"""The names of a peer's lists, and which commands of other twins get a list. Pure."""
 
 from __future__ import annotations
 
@@ -9,37 +9,37 @@ from dmsg.rmb.core.limits import MAX_COMMAND_BYTES, MAX_TTL_S
 from dmsg.sansio.tally import Tally
 
 _PREFIX: Final = "msgbus."
-#: Where local programs push requests to other twins.
+#: The list to which local programs push requests to other twins.
 LOCAL: Final = f"{_PREFIX}system.local"
-#: Where services push answers.
+#: The list to which services push answers.
 REPLY: Final = f"{_PREFIX}system.reply"
-#: Where messages of these two are while the peer works on them.
+#: The lists that hold messages of these two while the peer works on them.
 LOCAL_TAKEN: Final = f"{LOCAL}.taken"
 REPLY_TAKEN: Final = f"{REPLY}.taken"
-#: What a note about a request under way is called, before its uid.
+#: Prefix of the key of a note about a request under way; the uid follows.
 BACKLOG: Final = f"{_PREFIX}backlog."
-#: What a mark is called that an answer without a note has been pushed, before a uid.
+#: Prefix of the key of a mark that an answer without a note has been pushed; a uid follows.
 PUSHED: Final = f"{_PREFIX}system.pushed."
 #: First words of commands that would name lists and notes of the peer itself.
 _RESERVED: Final = frozenset({"system", "backlog"})
-#: How commands begin that the peer answers itself.
+#: Prefix of commands that the peer answers itself.
 OWN: Final = "rmb."
 
-#: Lists for commands that no service has taken a request of yet: in all, and made by one twin. They would fill Redis,
-#: because the senders choose the names. When there are all, the twin that made most gives one up for one that made fewer.
+#: Limits of lists whose command no service has served yet: in all, and made by one twin. Without them they would fill Redis,
+#: because the senders choose the names. At the limit, the twin that made the most loses a list to a twin that made fewer.
 UNSERVED_COMMANDS: Final = 1_000
 UNSERVED_COMMANDS_OF_A_TWIN: Final = 100
-#: Bytes in these lists that one twin has sent; and in all of them, above which a twin may have the third number only, so that
-#: the twins that fill them keep nobody else out. At twice the second number nobody may add to them.
+#: Bytes in these lists that one twin has sent; and in all of them. Above the second limit a twin may have only as many as the
+#: third, so that the twins that fill the lists keep nobody else out. At twice the second limit nobody may add to them.
 UNSERVED_BYTES_OF_A_TWIN: Final = 64 * 1024 * 1024
 UNSERVED_BYTES: Final = 256 * 1024 * 1024
 UNSERVED_BYTES_BEYOND: Final = 256 * 1024
-#: A list is kept this long after the last request was pushed, in seconds: no request in it is good for longer.
+#: Seconds for which a list is kept after the last push: no request in it is valid for longer.
 KEEP_COMMAND_S: Final = MAX_TTL_S + 60
 
 
 def list_of(command: str) -> str | None:
-    """The list in which services wait for requests of ``command``; ``None`` for one that no service can have."""
+    """The list on which services wait for requests of ``command``; ``None`` for a command that no service can have."""
     usable = 0 < len(command.encode()) <= MAX_COMMAND_BYTES and command.isprintable()
     if not usable or command.startswith(OWN) or command.partition(".")[0] in _RESERVED:
         return None
@@ -58,22 +58,22 @@ class _Unserved:
 
 
 class Commands:
-    """The commands of which requests came lately, and whether a service has taken any.
+    """The commands of recent requests, and whether a service has taken any of these.
 
     Times are in seconds, on any clock.
     """
 
     def __init__(self) -> None:
-        #: Both by when they came last; a served one has the time when it is forgotten.
+        #: Served and unserved commands, each by their last request; the value of a served command is when it is forgotten.
         self._served: OrderedDict[str, float] = OrderedDict()
         self._unserved: OrderedDict[str, _Unserved] = OrderedDict()
-        #: The same for each twin that has some, and how many.
+        #: The unserved commands of each twin, and their number.
         self._of_twin: dict[int, OrderedDict[str, None]] = {}
         self._tally: Tally[int] = Tally()
         #: Bytes in all unserved lists, and those that each twin has sent.
         self._bytes = 0
         self._bytes_of: Counter[int] = Counter()
-        #: Commands that gave way to others: their lists are to be removed, and they from here.
+        #: Evicted commands. The caller removes their lists and empties this.
         self.gone: list[str] = []
 
     def admit(self, command: str, twin: int, size: int, now: float) -> bool:
@@ -104,13 +104,13 @@ class Commands:
         return True
 
     def list_made(self, command: str) -> object:
-        """Which list of ``command`` a request that is admitted now goes to: another one, after it has given way."""
+        """Identifies the current list of ``command``, for :meth:`pushed`: after an eviction it is another one."""
         return self._unserved.get(command)
 
     def pushed(self, command: str, made: object, twin: int, size: int, length: int, now: float) -> None:
-        """A request that was admitted was pushed to the list that :meth:`list_made` gave, which has ``length`` now.
+        """An admitted request was pushed to the list that :meth:`list_made` identified, which now has ``length`` requests.
 
-        That is fewer than were pushed, if a service has taken one.
+        If that is fewer than were pushed, a service has taken one.
         """
         one = self._unserved.get(command)
         if one is not None and one is made:

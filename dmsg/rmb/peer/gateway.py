@@ -1,4 +1,4 @@
-"""The peer: one twin's exchange on one side, the lists of a Redis on the other."""
+"""The peer: it connects one twin's exchange with the lists of a Redis."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from dmsg.sansio.jitter import Jitter
 _log = Logger()
 #: The pauses after failures of Redis, in seconds.
 _REDIS_PAUSES: Final = Backoff(0.1, 2.0)
-#: What is on its way to Redis when the peer stops has this long to arrive, in seconds.
+#: Seconds that messages on their way to Redis have to arrive when the peer stops.
 STOP_TIMEOUT_S: Final = 2.0
 
 
@@ -66,7 +66,7 @@ class Gateway:
             new_uid=lambda: str(UUID(bytes=random(16), version=4)),
         )
         self.services = Services(reactor, self._lists, self.exchange)
-        #: What is wrong with Redis, by the list that it was asked for, or "" at the beginning. One may be wrong for days.
+        #: The problems with Redis by the list they concern, or "" at the start. One list may fail for days.
         self._redis_problems: dict[str, str] = {"": "not asked yet"}
         self._work: Deferred[None] | None = None
         self._finishing = Tasks()
@@ -83,19 +83,19 @@ class Gateway:
         self._work = ensureDeferred(self._keep_serving())
 
     async def stop(self) -> None:
-        """Take no more, let what is on its way to Redis arrive, and end all connections."""
+        """Take no more messages, let those on their way to Redis arrive, and end all connections."""
         self._stopping = True
         self.requests.take_no_more()
         for pause in list(self._pauses):
             pause.cancel()
         for taker in (self._local, self._reply):
-            if taker.is_away:  # others are waited for, as they may be given a message
+            if taker.is_away:  # a connected taker may still be given a message, so it is awaited
                 await taker.close()
         if self._work is not None:
             await self._work
         await self.services.stop(STOP_TIMEOUT_S)
         await self.exchange.stop()
-        ends_at = self._reactor.seconds() + STOP_TIMEOUT_S  # from now on: it leads to what is put back
+        ends_at = self._reactor.seconds() + STOP_TIMEOUT_S  # from now on: stopping the exchange puts requests back
         await self.requests.stop(ends_at - self._reactor.seconds())
         await self._finishing.end(ends_at - self._reactor.seconds(), self._reactor)
         for one in (self._local, self._reply, self._lists):
@@ -115,7 +115,7 @@ class Gateway:
             self._pauses.remove(pause)
 
     async def _keep_serving(self) -> None:
-        """Read the notes before a relay sends the answers that it has kept: an answer of which no note tells is dropped."""
+        """Read the notes before relays send stored answers, because an answer without a note is dropped."""
         await self._try_until_done(self._restore)
         if not self._stopping:
             self.exchange.connect()
@@ -128,7 +128,7 @@ class Gateway:
         )
 
     async def _restore(self) -> bool:
-        """Begin where the process before ended."""
+        """Continue where the previous process ended."""
         await self.requests.restore()
         for taker in (self._local, self._reply):
             await self._lists.give_back(taker.taken, taker.key)
@@ -138,7 +138,7 @@ class Gateway:
         self.services.take(data, lambda: self._finishing.begin(self._finish(data)))
 
     async def _finish(self, data: bytes) -> None:
-        """Make sure that the next process does not take ``data`` once more."""
+        """Make sure that the next process does not take ``data`` again."""
         while True:
             with suppress(RedisAway):
                 with suppress(RedisRefused):
@@ -147,7 +147,7 @@ class Gateway:
             await deferLater(self._reactor, _REDIS_PAUSES.first_s)
 
     async def _try_until_done(self, step: Callable[[], Awaitable[bool]], key: str = "") -> None:
-        """Do ``step``, which gives whether Redis was asked, again and again until it does not fail."""
+        """Retry ``step``, which returns whether Redis was asked, until it does not fail."""
         failures = 0
         while not self._stopping:
             try:
@@ -159,14 +159,14 @@ class Gateway:
                 self._redis_failed(key, error)
             except CancelledError:
                 raise
-            except Exception:  # what one message does to us must not keep the next from being taken
+            except Exception:  # a bug with one message must not keep the next from being taken
                 failures += 1
                 _log.failure("A step between Redis and the relays failed")
             await self._rest(_REDIS_PAUSES.pause_s(failures, self._uniform))
 
     async def _keep_taking(self, taker: Taker, take: Callable[[bytes], None], requests: Requests | None) -> None:
-        """Take what ``taker`` gives. Only of ``requests`` none may be taken twice: twins know answers that come again."""
-        # As after a loss: Redis may not know yet that a connection of the process before is gone, and give it a message.
+        """Take the messages of ``taker``. Only ``requests`` must not be taken twice: twins recognise repeated answers."""
+        # Start as after a loss: Redis may not know yet that the previous process's connection is gone, and give it a message.
         lost_at: float | None = self._reactor.seconds()
         was_given_back = True
 
@@ -177,7 +177,7 @@ class Gateway:
                 if self._stopping:
                     return False
             if lost_at is not None:
-                # At once, and when all is over. What is being sent is taken anew each time, and before all others.
+                # Give back at once, and again when the loss is over. Answers that are being sent are then taken again, first.
                 is_over = self._reactor.seconds() - lost_at > 2 * TAKE_S
                 if is_over or not was_given_back:
                     if requests is not None and not await requests.noted(TAKE_S):
@@ -189,16 +189,16 @@ class Gateway:
             try:
                 data = await taker.take()
             except RedisAway as away:
-                # Redis may have given a message to the connection that was lost, or may do so for TAKE_S more.
+                # Redis may have given a message to the lost connection, or may do so for TAKE_S more.
                 if away.maybe_done:
                     lost_at, was_given_back = self._reactor.seconds(), False
                 raise
-            if data is not None:  # also when the peer stops meanwhile: what no relay has then is put back
+            if data is not None:  # even if the peer stops: a message that no relay has is put back then
                 take(data)
             return True
 
         while not self._stopping:
-            # Without room Redis is not asked, and what was wrong with it may be so still.
+            # Without room Redis is not asked, so its problem stays as it is.
             if requests is not None or await self.services.room():
                 await self._try_until_done(one, taker.key)
 

@@ -1,4 +1,4 @@
-"""Lists in a Redis: a program that pushes does it at the head, one that takes at the tail, so the oldest message comes first."""
+"""Lists in a Redis: programs push at the head and take at the tail, so the oldest message comes first."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any, Final
 from dmsg.address import RedisAddress
 from dmsg.glue.redis import REPLY_TIMEOUT_S, RedisConnection
 
-# KEYS: list. ARGV: message, most messages, most bytes, seconds the list is kept. The bytes are looked at in longer lists only:
-# they are an estimate from five messages, and a short list has room for its messages' own limit.
+# KEYS: list. ARGV: message, most messages, most bytes, seconds the list is kept. The bytes, estimated from five messages,
+# are checked only from 16 messages on: a shorter list has room for messages of the largest size.
 _PUSH_IF_ROOM: Final = """
 local length = redis.call('LLEN', KEYS[1])
 if length >= tonumber(ARGV[2]) then return 0 end
@@ -57,40 +57,40 @@ return 1
 
 
 class RedisLists:
-    """Pushes messages, and keeps notes (keys that expire), over one connection for all.
+    """Pushes messages and keeps notes (keys that expire), all over one connection.
 
-    Every method waits up to ``wait_s`` for a connection and raises as :meth:`~dmsg.glue.redis.RedisConnection.call` does.
+    Methods with ``wait_s`` wait that long for a connection; all raise as :meth:`~dmsg.glue.redis.RedisConnection.call` does.
     """
 
     def __init__(self, address: RedisAddress, reactor: Any) -> None:
         self.redis = RedisConnection(address, reactor)
 
     async def push(self, key: str, data: bytes, wait_s: float = REPLY_TIMEOUT_S) -> None:
-        """Append to a list that is not ours to bound."""
+        """Append to a list whose length others have to bound."""
         await self.redis.call("LPUSH", key, data, wait_s=wait_s)
 
     async def put_back(self, key: str, data: bytes) -> None:
-        """Make ``data`` the next message that is taken from a list."""
+        """Make ``data`` the next message to be taken from a list."""
         await self.redis.call("RPUSH", key, data)
 
     async def put_back_noted(self, note: str, key: str, data: bytes) -> bool:
-        """The same, in the place of the message's note; ``False`` if there is none."""
+        """The same, but replace the message's note; does nothing and returns ``False`` if there is none."""
         return bool(await self.redis.call("EVAL", _PUT_BACK, 2, note, key, data))
 
     async def done(self, taken: str, data: bytes, notes: Sequence[tuple[str, int, bytes]] = ()) -> None:
-        """Forget a message that was taken, and write notes, each with the seconds for which it is kept, all in one."""
+        """In one step, forget a message that was taken, and write notes, each with the seconds for which it is kept."""
         values = [word for _, keep_s, value in notes for word in (keep_s, value)]
         await self.redis.call("EVAL", _DONE, 1 + len(notes), taken, *(name for name, _, _ in notes), data, *values)
 
     async def give_back(self, taken: str, key: str) -> None:
-        """Make what was taken, and not done, the next messages of a list again."""
+        """Put messages that were taken but not done back, as the next messages of their list."""
         await self.redis.call("EVAL", _GIVE_BACK, 2, taken, key)
 
     async def push_if_room(
         self, key: str, data: bytes, *, most: int, most_bytes: int, keep_s: int, wait_s: float
     ) -> int:
-        """Append, and keep the list for ``keep_s`` from now; gives its length, or 0 if there is no room: if it has ``most``
-        messages or, from the 16th on, takes ``most_bytes``."""
+        """Append, and keep the list for ``keep_s`` from now. Returns its length, or 0 if there is no room: if the list has
+        ``most`` messages, or has at least 16 and takes ``most_bytes``."""
         words = ("EVAL", _PUSH_IF_ROOM, 1, key, data, most, most_bytes, keep_s)
         return int(await self.redis.call(*words, wait_s=wait_s))
 
@@ -107,10 +107,11 @@ class RedisLists:
         mark_s: int = 1,
         wait_s: float,
     ) -> bool:
-        """Append, drop all but the newest ``most``, keep the list for ``keep_s`` and remove a note, all in one.
+        """In one step, append, drop all but the newest ``most``, keep the list for ``keep_s`` and remove a note.
 
-        If the message has been pushed before, nothing happens (``False``). The note tells so if it was written for certain:
-        then it is gone. Else ``mark`` does, a key that is written with the message, and kept for ``mark_s``; 0 only looks for it.
+        If the message has been pushed before, this only returns ``False``. With ``note_tells``, a missing note shows that;
+        it must have been written for certain. Otherwise ``mark`` shows it, a key that is written with the message and kept for
+        ``mark_s``; with 0 it is only checked.
         """
         keys = (note, key, mark) if mark else (note, key)
         words = ("EVAL", _PUSH_ONCE, len(keys), *keys, data, most, keep_s, int(note_tells), mark_s)
@@ -140,5 +141,5 @@ class RedisLists:
         await self.redis.call("PING")
 
     async def close(self) -> None:
-        """Let go of the connection at once. What is under way fails."""
+        """Close the connection at once. Calls under way fail."""
         await self.redis.close()

@@ -1,7 +1,7 @@
-"""Requests of local programs: from their list to other twins, and each answer to the list that its program waits on.
+"""Requests of local programs: from their list to other twins, and each answer to the list on which its program waits.
 
-Every request with a list for its answer is answered there once, in time: with the answer, or with an error that says why
-there is none. A note in Redis outlives this process, so that this holds for the next one, too.
+Every request that names a list for its answer is answered there once, in time: with the answer, or with an error that says
+why there is none. A note in Redis outlives this process, so that the next process can keep this promise.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ from dmsg.rmb.peer.redis import RedisLists
 from dmsg.rmb.peer.retries import RETRY_S, Retries
 
 _log = Logger()
-#: Answers kept in one list, and how long a list is kept after the last one, in seconds: a program that has not come for an
-#: answer in an hour is gone.
+#: Answers kept in one list, and seconds for which a list is kept after the last one: a program that has not fetched an answer
+#: in an hour is gone.
 KEPT_ANSWERS: Final = 10_000
 KEEP_ANSWERS_S: Final = 3600
-#: A note is kept this much longer than the request it is about, in seconds: an error is pushed when the time is over, and a
-#: Redis that was away has to come back first. So long it is also known that a request of the process before was answered:
-#: what that one has sent may be on its way for minutes.
+#: Seconds for which a note is kept after its request has ended: the error is pushed at the end, and a Redis that was away has
+#: to come back first. For as long the peer remembers that a request of the previous process was answered, because what that
+#: process sent may be on its way for minutes.
 NOTE_GRACE_S: Final = 300
-#: Answers that wait for a Redis that is away, in bytes. Above, errors are kept in their place.
+#: Bytes of answers that wait for a Redis that is away. Above that, answers are replaced by errors.
 WAITING_ANSWERS_BYTES: Final = 64 * 1024 * 1024
-#: An error comes this long before the end of a request at most, in seconds: it has to get into the list in time.
+#: Seconds before the end of a request at which an error is pushed, so that it is in the list in time.
 EARLY_S: Final = 0.1
-#: Requests under way, above which no more are taken while answers come, as when their bytes are as many as the exchange keeps;
-#: and how long an answer, or that there was room, counts as just now.
+#: Requests under way above which the peer takes no more while answers come, as it does at the exchange's limit of bytes; and
+#: the seconds for which the last answer, or the last time with room, counts as recent.
 UNDER_WAY: Final = 4_096
 _STALLED_S: Final = 1.0
-#: Share of all requests under way that may be to one twin.
+#: Requests under way to one twin.
 UNDER_WAY_TO_A_TWIN: Final = 7_500
-#: Notes of the process before this one that are read.
+#: Most notes of the previous process that are read.
 RESTORED: Final = 100_000
 
 _NO_ANSWER: Final = "no answer in time"
@@ -63,9 +63,9 @@ class _Awaited:
 
     def __init__(self, note: str, reply_to: str, reference: str | None, twin: int, ends_at: float) -> None:
         self.note = note
-        #: Whether the note is known to be there, and whether it is of the process before this one.
+        #: Whether the note is known to be in Redis, and whether it is from the previous process.
         self.noted = self.restored = False
-        #: Whether its answer is on its way to Redis, or there.
+        #: Whether its answer is in Redis or on its way there.
         self.answered = False
         self.reply_to = reply_to
         self.reference = reference
@@ -76,7 +76,7 @@ class _Awaited:
 
 
 class Requests:
-    """What is under way. ``now_s()`` is Unix time, ``new_uid()`` gives a text that no other request has."""
+    """The requests under way. ``now_s()`` is Unix time, ``new_uid()`` returns a text that no other request has."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class Requests:
         self._calls = Tasks()
         self._deliveries = Tasks()
         self._noting = Tasks()
-        #: Of answers alone: a Redis that is full takes them, and not what waits with the services.
+        #: Only for answers: a full Redis takes these, but not the requests that wait for services.
         self._retries = Retries(clock)
         self._to_twin: dict[int, int] = {}
         self._restored: dict[str, _Awaited] = {}
@@ -133,14 +133,14 @@ class Requests:
         self._answered.fire(None)
 
     async def noted(self, limit_s: float) -> bool:
-        """Whether a note is in the place of each message that was taken, in ``limit_s`` at the latest."""
+        """Wait up to ``limit_s`` until all taken messages have been replaced by notes; returns whether they have."""
         await self._noting.when_idle(limit_s, self._clock)
         return not self._noting
 
     def take(self, data: bytes) -> None:
-        """Send what was pushed to :data:`~dmsg.rmb.peer.commands.LOCAL`: to each of its destinations an envelope of its own.
+        """Send a message from :data:`~dmsg.rmb.peer.commands.LOCAL`: each of its destinations gets an envelope of its own.
 
-        It is noted before, and not taken once more then when this process is killed.
+        Notes replace the message in Redis, and then it is not taken again if this process is killed.
         """
         now = int(self._now_s())
         try:
@@ -152,7 +152,7 @@ class Requests:
             return
         begun: list[tuple[OutgoingRequest, str, _Awaited]] = []
         for twin in request.destinations:
-            # Each has a uid of its own: an error of a relay says nothing else of whose envelope it is about.
+            # Each has a uid of its own, because a relay's error identifies its envelope only by the uid.
             uid = self._new_uid()
             try:
                 timestamp, expiration = request.times(now)
@@ -168,7 +168,7 @@ class Requests:
             begun.append((one, uid, awaited))
         self._noting.begin(self._note(data, begun))
         for one, uid, awaited in begun:
-            # One after the other: each has the payload, and the exchange may have no room for all of them.
+            # Made one by one, because each holds the payload, and the exchange may have no room for all of them.
             [envelope] = one.envelopes(uid, now)
             self._begin(one, envelope, awaited)
 
@@ -192,13 +192,13 @@ class Requests:
         try:
             answer = await self._exchange.request(envelope, max(left_s - EARLY_S, left_s / 2))
         except Stopped as stopped:
-            # The next process awaits the answer, of which the note tells, or takes the request once more.
+            # The next process reads the note and awaits the answer, or takes the request again.
             if not stopped.sent:
                 self._deliveries.begin(self._put_back(request, awaited))
             return
         except CallError as error:
             reason = Reason.of(error.reason)
-            # A relay does not say so itself, and neither do we when nothing went out.
+            # An error of a relay, or our own, names the twin that was called as its source.
             source = error.source if isinstance(error, CallRefused) and error.source.twin else awaited.twin
             text = _NO_ANSWER if isinstance(error, CallTimeout) else error.text
             self._answer(awaited, _error(awaited.reference, str(source), error.code, text))
@@ -211,7 +211,7 @@ class Requests:
     # --- from the process before -------------------------------------------------------------------------------------
 
     async def restore(self) -> None:
-        """Wait for the answers that the process before this one waited for."""
+        """Wait for the answers for which the previous process waited."""
         now = self._now_s()
         for name, data in await self._lists.notes(BACKLOG, RESTORED):
             try:
@@ -220,7 +220,7 @@ class Requests:
                 continue
             if (
                 not note.reply_to or note.module or note.uid in self._restored
-            ):  # Redis may have failed after the last look
+            ):  # the uid is known if an earlier restore() failed halfway
                 continue
             reference = note.reference if note.HasField("reference") else None
             ends_at = float(note.expires or int(now) + min(note.ttl, MAX_TTL_S))
@@ -249,9 +249,9 @@ class Requests:
     # --- to the lists ------------------------------------------------------------------------------------------------
 
     async def _note(self, data: bytes, begun: list[tuple[OutgoingRequest, str, _Awaited]]) -> None:
-        """Put notes in the place of the message that was taken.
+        """Replace the taken message by notes.
 
-        Not waited for: the answer, which comes later, is pushed over the same connection, and removes its note.
+        Nobody has to wait for this: the answer comes later, is pushed over the same connection, and removes its note.
         """
         with suppress(RedisRefused):
             while True:
@@ -278,7 +278,7 @@ class Requests:
             self._deliveries.begin(self._deliver(awaited, data))
 
     async def _deliver(self, awaited: _Awaited, data: bytes) -> None:
-        """Push ``data`` once, however long that takes, but not beyond the time for which its note is kept."""
+        """Push ``data`` once, retrying for as long as its note is kept."""
         noted, note_tells = awaited.noted, False
         mark = PUSHED + (awaited.note.removeprefix(BACKLOG) or self._new_uid())
         self._waiting_bytes += len(data)
@@ -310,14 +310,14 @@ class Requests:
                 await self._lists.forget([mark])
 
     async def _put_back(self, request: OutgoingRequest, awaited: _Awaited) -> None:
-        """Have the next process take what no relay has; what no note could be written of it takes anyway."""
+        """Let the next process take a request that no relay has. A request without a note it takes anyway."""
         while not await self.noted(RETRY_S):
             pass
         with suppress(RedisAway, RedisRefused):
             await self._lists.put_back_noted(awaited.note, LOCAL, request.to_json())
 
     async def stop(self, patience_s: float) -> None:
-        """Give the answers on their way to Redis ``patience_s``; to be called when the exchange has stopped."""
+        """Give answers on their way to Redis ``patience_s`` to arrive. Call it when the exchange has stopped."""
         for awaited in self._restored.values():
             assert awaited.timer is not None
             awaited.timer.cancel()

@@ -1,4 +1,4 @@
-"""Those whom Redis has told "not now" ask again, not all of them at once."""
+"""Staggered retries of callers to whom Redis has said "not now"."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 from dmsg.glue.waiters import Waiters
 
-#: A Redis that is there, but says "not now", is asked again in so many seconds.
+#: Seconds until a Redis that is there, but says "not now", is asked again.
 RETRY_S: Final = 0.1
 
 
 class Retries:
-    """Turns of those whom Redis, which is full, or loads, has told "not now".
+    """Turns of callers to whom Redis has said "not now", because it is full or loading.
 
-    There may be thousands, and other twins decide how many: if each asked ten times a second, Redis and this process would do
-    nothing else. So one asks, and if that does well, twice as many each time.
+    There may be thousands, and other twins decide how many. If each retried ten times a second, Redis and this process would
+    do nothing else. So one retries first, and while that goes well, twice as many each time.
     """
 
     def __init__(self, clock: IReactorTime) -> None:
         self._clock = clock
         self._waiting: Waiters[None] = Waiters(self._rest)
         self._call: IDelayedCall | None = None
-        #: How many ask next.
+        #: How many callers retry next.
         self._most = 1
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     async def turn(self, limit_s: float) -> None:
-        """Wait for the turn of one who has just been told so, ``limit_s`` at most."""
+        """Wait for the turn of a caller that was just refused, at most ``limit_s``."""
         self._most = 1
         turn = self._waiting.wait_at_most(max(0.0, limit_s), self._clock)
         self._go_on()

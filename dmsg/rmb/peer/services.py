@@ -1,4 +1,4 @@
-"""Requests of other twins: each to the list of its command, where services take them, and the services' answers back."""
+"""Requests of other twins: each goes to the list of its command, from which services take it, and their answers go back."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ from dmsg.rmb.peer.retries import Retries
 from dmsg.sansio.rate import TokenBucket
 
 _log = Logger()
-#: Requests in the list of one command, and their bytes in Redis: above, the next ones are answered with an error.
+#: Requests in the list of one command, and their bytes in Redis. Above that, requests are answered with an error.
 KEPT_REQUESTS: Final = 10_000
 KEPT_REQUESTS_BYTES: Final = 64 * 1024 * 1024
-#: Requests on their way to Redis, in bytes: in all, and of one twin. They wait while it is away.
+#: Bytes of requests on their way to Redis, in all and of one twin. They wait while Redis is away.
 WAITING_REQUESTS_BYTES: Final = 64 * 1024 * 1024
 WAITING_REQUESTS_BYTES_OF_A_TWIN: Final = 16 * 1024 * 1024
-#: Services' answers whose twin is being looked up, in bytes: above, no more are taken from their list. And those whose twin is
-#: looked up again because the registry has failed: above, they are dropped.
+#: Bytes of services' answers whose twin is being looked up; above that, no more are taken from their list. The same limit holds
+#: for answers whose twin is looked up again because the registry has failed; above that, they are dropped.
 LOOKED_UP_BYTES: Final = 16 * 1024 * 1024
-#: How long to wait for room for more of them, in seconds, before it is looked whether the peer stops.
+#: Seconds to wait for room for more answers before checking whether the peer stops.
 ROOM_S: Final = 1.0
-#: A registry that has failed is asked again for whom an answer is for in so many seconds.
+#: Seconds until a registry that has failed is asked again for an answer's twin.
 LOOK_UP_AGAIN_S: Final = 2.0
-#: What a waiting request, or answer, costs beside its payload.
+#: Bytes that a waiting request or answer counts besides its payload.
 _REQUEST_BYTES: Final = 2_048
 VERSION: Final = f"dmsg {dmsg.__version__}"
-#: Lines of the program's log about answers that could not be sent: so many at once, and one in ten seconds. A twin whose key is
-#: none may ask thousands of times a second.
+#: Rate limit of log lines about answers that could not be sent: this many at once, and one in ten seconds. A twin with an
+#: invalid key may send thousands of requests a second.
 _COMPLAINTS: Final = 5
 _COMPLAINTS_PER_S: Final = 0.1
 
@@ -101,7 +101,7 @@ class Services:
         self._hands.begin(self._hand(request, command, key, size)).addBoth(self._handed, twin, size)
 
     async def _remove(self, commands: list[str]) -> None:
-        """Remove the lists of ``commands``, if Redis is there; else they expire."""
+        """Remove the lists of ``commands``, if Redis is there; otherwise they expire."""
         with suppress(RedisAway, RedisRefused):
             await self._lists.forget([key for key in map(list_of, commands) if key is not None])
 
@@ -121,7 +121,7 @@ class Services:
             self._refuse(request, *answer)
 
     async def _push(self, request: Accepted, command: str, key: str, size: int) -> tuple[int, str] | None:
-        """Push ``request``, however long Redis is away; gives what to answer when it cannot be done."""
+        """Push ``request``, retrying until it expires; returns the error to answer if it cannot be pushed."""
         data = IncomingRequest.of(request.envelope, request.payload).to_json()
         made = self._commands.list_made(command)
         ends_at = self._clock.seconds() + request.remaining_s
@@ -131,7 +131,7 @@ class Services:
                     key, data, most=KEPT_REQUESTS, most_bytes=KEPT_REQUESTS_BYTES, keep_s=KEEP_COMMAND_S, wait_s=left_s
                 )
             except RedisAway as away:
-                if away.maybe_done:  # a second push could have the service do it twice
+                if away.maybe_done:  # a second push could make the service run it twice
                     return PeerCode.OTHER, "other: the service may not have got the request"
             except RedisRefused:
                 return PeerCode.OTHER, "other: the service cannot be reached"
@@ -160,14 +160,14 @@ class Services:
             self._complain("an answer was not sent: {why}", error.own_text)
 
     def _complain(self, text: str, why: str) -> None:
-        """Say it in the program's log, a few times a minute."""
+        """Log a problem, a few times a minute at most."""
         if self._complaints.take(self._clock.seconds()):
             _log.info(text, why=why)
 
     # --- answers -----------------------------------------------------------------------------------------------------
 
     async def room(self) -> bool:
-        """Whether more answers may be taken from their list, where they are safe until relays take what there is."""
+        """Whether more answers may be taken from their list. Until relays take the earlier ones, they are safe there."""
         if not self._has_room:
             await self._room.wait_at_most(ROOM_S, self._clock)
         return self._has_room
@@ -181,9 +181,9 @@ class Services:
         self._room.fire(None)
 
     def take(self, data: bytes, done: Callable[[], object]) -> None:
-        """Send what was pushed to :data:`~dmsg.rmb.peer.commands.REPLY`; ``done()`` when that is done, or cannot be.
+        """Send an answer from :data:`~dmsg.rmb.peer.commands.REPLY`, and call ``done()`` when it is sent or cannot be sent.
 
-        It is not called when the peer stops before: the next process sends it then.
+        ``done()`` is not called if the peer stops before: then the next process sends the answer.
         """
         try:
             envelope = OutgoingResponse.from_json(data).envelope()
@@ -209,7 +209,7 @@ class Services:
         done()
 
     async def _send_in_time(self, envelope: Envelope, size: int) -> None:
-        """Send an answer, however long the registry fails, but not beyond its time."""
+        """Send an answer. While the registry fails, retry until the answer expires."""
         try:
             await self._exchange.send(envelope)
             return
@@ -234,6 +234,6 @@ class Services:
             self._retried_bytes -= size
 
     async def stop(self, patience_s: float) -> None:
-        """Refuse the requests that Redis does not have after ``patience_s``; the exchange has still to run."""
+        """Refuse the requests that Redis does not have after ``patience_s``. Call it while the exchange still runs."""
         await self._sends.end(patience_s, self._clock)
-        await self._hands.end(patience_s, self._clock)  # last, for requests come until the exchange stops
+        await self._hands.end(patience_s, self._clock)  # last, because requests come until the exchange stops

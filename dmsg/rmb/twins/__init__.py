@@ -1,1 +1,1 @@
-"""Who is who: twins, their account keys, relays and encryption keys, from a registry file or from tfchain."""
+"""Look-up of twins with their account keys, relays and encryption keys, in a registry file or on tfchain."""

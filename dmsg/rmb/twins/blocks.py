@@ -1,4 +1,4 @@
-"""Listens for new blocks, and tells which twins they change."""
+"""Listens for new blocks, and reports which twins they change."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from dmsg.rmb.twins.scale import EVENTS_KEY
 from dmsg.rmb.twins.substrate import Substrate
 from dmsg.sansio.backoff import Backoff
 
-#: The events of a block: some KiB as a rule.
+#: Size of the events of a block: usually some KiB.
 MAX_EVENTS_BYTES: Final = 1024 * 1024
-#: Places in one block that may change a twin; for more everything is forgotten.
+#: Places in one block that may change a twin; above that, the whole cache is cleared.
 MAX_CHANGES: Final = 10_000
 _LAST_BLOCK: Final = 2**48
 _log = Logger()
@@ -31,20 +31,20 @@ _log = Logger()
 
 @dataclass(frozen=True, slots=True)
 class BlockConfig:
-    """How blocks are listened for. Times are in seconds."""
+    """How to listen for blocks. Times are in seconds."""
 
-    #: The chain makes a block every six seconds; a node without one for so long has stopped.
+    #: The chain makes a block every six seconds; a node that has none for this long has stalled.
     stalled_s: float = 7.0
-    #: Blocks missed are caught up with, unless they are more; then everything is forgotten.
+    #: Missed blocks that are fetched afterwards; if more were missed, the whole cache is cleared.
     catchup_threshold: int = 600
-    #: Blocks caught up with at the same time.
+    #: Missed blocks fetched at the same time.
     catchup_at_once: int = 20
-    #: The longest pause before it begins to listen again; the first is one second, and each twice the one before.
+    #: The longest pause before listening again; the first is one second, and it doubles each time.
     pause_s: float = 6.0
 
 
 class _Head(NamedTuple):
-    """Which block it is, as far as that matters: what is stored after it, and behind which other it stands."""
+    """The parts of a block's header that identify it: its number, its parent, and the state after it."""
 
     number: int
     parent: str
@@ -52,11 +52,11 @@ class _Head(NamedTuple):
 
 
 def changed_twins(events: bytes, starts: Sequence[bytes]) -> set[int] | None:
-    """The numbers of the twins that ``events`` may change; ``starts`` are the first two bytes of the events that do.
+    """The numbers of the twins that ``events`` may change; ``starts`` are the first two bytes of events that change one.
 
-    The events of other pallets are not understood, so every place is taken that looks like such an event: the two bytes and
-    then the number. A number too many costs one look-up, and none can be missed. ``None`` if there are more places than
-    :data:`MAX_CHANGES`: a node may fill a block with those of one number, which would take 300 ms to read to its end.
+    Events of other pallets are not decoded, so this takes every place that looks like such an event: the two bytes and then the
+    number. A false match costs one look-up, and no change can be missed. Returns ``None`` for more than :data:`MAX_CHANGES`
+    places: a node could fill a block with matches of one number, which would take 300 ms to read.
     """
     places = re.finditer(b"(?=" + b"|".join(b"(?:%s)" % re.escape(start) for start in starts) + b")", events)
     some = [place.start() + 2 for place in islice(places, MAX_CHANGES + 1)]
@@ -66,7 +66,7 @@ def changed_twins(events: bytes, starts: Sequence[bytes]) -> set[int] | None:
 
 
 async def ask_metadata(node: Node) -> Metadata:
-    """What the node's metadata says of twins."""
+    """What the node's metadata says about twins."""
     limit = 2 * MAX_METADATA_BYTES + SMALL_BYTES
     found = await node.call("state_call", "Metadata_metadata", "0x", None, limit_bytes=limit)
     return read_metadata(read_hex(found, MAX_METADATA_BYTES + 8))
@@ -75,7 +75,7 @@ async def ask_metadata(node: Node) -> Metadata:
 class BlockWatch:
     """Calls ``changed(number)`` for each twin that a new block changes, and ``unknown()`` when blocks were missed.
 
-    It goes on until it is stopped, with pauses in which nothing is known.
+    It runs until it is stopped, with pauses after failures in which it hears nothing.
     """
 
     def __init__(
@@ -91,9 +91,9 @@ class BlockWatch:
         self._changed = changed
         self._unknown = unknown
         self._config = config or BlockConfig()
-        #: The last block that was looked at, and its hash; without a hash if that failed.
+        #: The number of the last block that was read, and its hash, which is "" if reading it failed.
         self.last: tuple[int, str] | None = None
-        #: How often it had to begin anew, since the beginning.
+        #: How often it had to start listening again.
         self.reconnects = 0
         self._failures = 0
         self._running: Deferred[None] | None = None
@@ -109,7 +109,7 @@ class BlockWatch:
         self._running.addErrback(lambda why: why.trap(CancelledError) and None)
 
     def stop(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         if self._running is not None:
             self._running.cancel()
 
@@ -125,7 +125,7 @@ class BlockWatch:
             await deferLater(self._clock, pause_s)
 
     async def _listen(self, node: Node) -> None:
-        """Until the node fails, which is raised."""
+        """Listen until the node fails; raises that failure."""
         try:
             starts = (await ask_metadata(node)).changes
             heads = await node.subscribe("chain_subscribeNewHeads", "chain_unsubscribeNewHeads")
@@ -153,13 +153,13 @@ class BlockWatch:
         parent = read_hash(member(head, "parentHash"))
         last, last_hash = self.last or (number, "")
         if number == last and self.last and not last_hash:
-            self._unknown()  # it failed before, and would again
+            self._unknown()  # reading this block failed before, and would fail again
             return
-        first = last  # to see whether it is still the same block
+        first = last  # read it again, to see whether it is still the same block
         if number == last + 1 and parent == last_hash:
             first = number
         elif not last_hash or number == last + 1 or not 0 <= number - last <= self._config.catchup_threshold:
-            self._unknown()  # the first one, or behind one that failed or was taken back, or too far away
+            self._unknown()  # the first block, one after a failed or reverted block, or one too far away
             first = number
         self.last = number, ""
         try:
@@ -175,10 +175,10 @@ class BlockWatch:
             raise
 
     async def _look(self, node: Node, starts: Sequence[bytes], first: int, head: _Head, known: dict[int, str]) -> None:
-        """Look at the blocks from ``first`` to ``head``. ``known`` are hashes of some; another one means a taken-back block.
+        """Read the blocks from ``first`` to ``head``. ``known`` are hashes of some; another hash means a reverted block.
 
-        So does a block that is not the child of the one before it, or not the head that was told of: a node may change its
-        mind between two answers.
+        So does a block that is not the child of the one before it, or differs from the announced head: a node may switch to
+        another fork between two answers.
         """
         step = self._config.catchup_at_once
         for start in range(first, head.number + 1, step):
@@ -196,13 +196,13 @@ class BlockWatch:
                 )
                 if is_other:
                     self._unknown()
-                elif known.get(block.number) != block_hash:  # else it was looked at before
+                elif known.get(block.number) != block_hash:  # otherwise it was read before
                     self._tell(changes)
                 known[block.number] = block_hash
                 self.last = block.number, block_hash
 
     def _tell(self, changes: set[int] | None) -> None:
-        """A new block changes these twins; ``None`` if it is not known which."""
+        """Report the twins that a new block changes; ``None`` means that they are not known."""
         if changes is None:
             self._unknown()
             return
@@ -210,7 +210,7 @@ class BlockWatch:
             self._changed(twin)
 
     async def _changes(self, node: Node, starts: Sequence[bytes], number: int) -> tuple[str, _Head, set[int] | None]:
-        """The hash of a block, what its header says, and the twins it changes."""
+        """The hash of a block, its header, and the twins it changes."""
         block_hash = read_hash(await node.call("chain_getBlockHash", number))
         header = await node.call("chain_getHeader", block_hash)
         block = _Head(number, read_hash(member(header, "parentHash")), header.get("stateRoot"))

@@ -1,4 +1,4 @@
-"""Twins that were looked up, for a while; and that there is none of a number, for a shorter one."""
+"""A cache of twins, and for a shorter time of numbers without a twin."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from dmsg.rmb.twins.errors import RegistryError
 
 @dataclass(frozen=True, slots=True)
 class CacheLimits:
-    """How much is kept, and how long."""
+    """How much is cached, and how long."""
 
-    #: Twins kept, some 500 bytes each; of more, the one not asked for longest goes.
+    #: Cached twins, some 500 bytes each. Above that, the least recently used one is evicted.
     twins: int = 10_000
-    #: How long one is believed, in seconds. Events tell earlier, if they are listened for.
+    #: Seconds for which a cached twin is valid. If new blocks are watched, a change invalidates it earlier.
     twin_ttl_s: float = 300.0
-    #: When it cannot be looked up after that, the old one is given for so long, in seconds: a chain that is out of reach for
-    #: a while shall not stop envelopes between twins that are known.
+    #: Seconds after that for which the stale twin is used if it cannot be looked up, so that an unreachable chain does not stop
+    #: envelopes between known twins.
     stale_s: float = 3600.0
-    #: Numbers without a twin: fewer and shorter, because anyone can ask for any number, and a new twin wants to be found.
+    #: Numbers without a twin. They are cached for less time, so that a new twin is found soon.
     missing: int = 10_000
     missing_ttl_s: float = 15.0
-    #: Look-ups under way, and those that wait for their turn, which comes after eight others at the most. More are refused:
-    #: they would outlive what they are for.
+    #: Look-ups under way, and look-ups that wait, for at most eight rounds. More are refused, because they would outlive the
+    #: envelopes that need them.
     at_once: int = 64
     waiting: int = 512
 
 
 class TwinCache:
-    """Looks twins up with ``fetch`` and remembers what it gave. All who ask for one twin wait for one look-up.
+    """Looks twins up with ``fetch`` and caches the results. Concurrent calls for one twin share one look-up.
 
-    ``len()`` is how many twins are remembered; ``hits``, ``misses`` and ``flushes`` count since the beginning.
+    ``len()`` is the number of cached twins; ``hits``, ``misses`` and ``flushes`` count since the start.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class TwinCache:
         return len(self._twins)
 
     async def get(self, number: int) -> Twin | None:
-        """The twin; raises what ``fetch`` does, and ``RegistryError`` (``overloaded``)."""
+        """The twin ``number``; raises the errors of ``fetch``, and ``RegistryError`` (``overloaded``)."""
         now = self._clock.seconds()
         known = self._twins.get(number)
         if known is not None and now < known[1]:
@@ -90,7 +90,7 @@ class TwinCache:
         return await waiter
 
     def forget(self, number: int) -> None:
-        """Look the twin up again when it is asked for. A look-up under way is too old: those who wait get it, no one else."""
+        """Forget the twin, so that the next call looks it up. Only callers that wait already get a look-up under way."""
         self._twins.pop(number, None)
         self._missing.pop(number, None)
         self._fetching.pop(number, None)
@@ -103,16 +103,16 @@ class TwinCache:
         self._fetching.clear()
 
     def close(self) -> None:
-        """Give up look-ups under way."""
+        """Cancel look-ups under way."""
         self._look_ups.cancel()
 
     async def _work(self) -> None:
-        """Look up what waits, until nothing does."""
+        """Look up twins until no look-up waits."""
         while self._line:
             number, waiters = self._line.popleft()
             if waiters:
                 await self._look_up(number, waiters)
-            elif self._fetching.get(number) is waiters:  # all have gone
+            elif self._fetching.get(number) is waiters:  # all callers have gone
                 del self._fetching[number]
 
     async def _look_up(self, number: int, waiters: Waiters[Twin | None]) -> None:
@@ -121,7 +121,7 @@ class TwinCache:
             found = await self._fetch(number)
         except CancelledError:
             found = Failure(RegistryError("closed"))
-        except Exception:  # whatever it is, all who asked for the twin are told, and the next one asks again
+        except Exception:  # all waiting callers get the error, and the next call retries
             found = Failure()
         if self._fetching.get(number) is waiters:
             del self._fetching[number]

@@ -1,4 +1,4 @@
-"""The registry on tfchain: twins are read from nodes and remembered, and one's own is updated by a transaction."""
+"""The registry on tfchain: it reads twins from nodes and caches them, and updates our own twin by a transaction."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from dmsg.rmb.twins.scale import MAX_TWIN_BYTES, account_key, decode_number, dec
 from dmsg.rmb.twins.substrate import Substrate
 from dmsg.sansio.backoff import Backoff
 
-#: A transaction is final after some 20 seconds; the chain may have stopped to make blocks final.
+#: Timeout for a transaction to become final. That usually takes some 20 seconds, but the chain may have stopped finalizing.
 FINAL_S: Final = 90.0
-#: No trial of an update begins after so long; and the pauses between two trials.
+#: Seconds after which no further attempt of an update begins; and the pauses between two attempts.
 UPDATE_S: Final = 60.0
 UPDATE_PAUSES: Final = Backoff(first_s=2.0, limit_s=30.0)
-#: What a node says of a transaction that will not become final.
+#: A node's words for a transaction that will not become final.
 _FAILED: Final = {"invalid", "dropped", "usurped", "finalityTimeout"}
 _MAX_U32: Final = 2**32 - 1
 
 
 @implementer(ITwinRegistry)
 class ChainRegistry:
-    """Twins as the nodes of ``substrate`` have them. ``uniform()`` is in [0, 1), for pauses.
+    """The twins on the nodes of ``substrate``. ``uniform()`` is in [0, 1), for pauses.
 
-    With ``blocks``, new blocks are listened for after :meth:`start`, and a twin that changes is looked up again at once;
-    otherwise what is remembered ends with its time only. ``genesis`` is the hash of the first block of the chain: if it is
-    given, nothing is signed for another chain.
+    With ``blocks``, it listens for new blocks after :meth:`start`, and forgets a cached twin as soon as it changes; otherwise
+    cached twins only expire. ``genesis`` is the hash of the first block of the chain: if it is given, nothing is signed for
+    another chain.
     """
 
     def __init__(
@@ -62,12 +62,12 @@ class ChainRegistry:
             self._watch = BlockWatch(clock, substrate, self._cache.forget, self._cache.clear, blocks)
 
     def start(self) -> None:
-        """Begin to listen for blocks, if that is wanted."""
+        """Begin to listen for blocks, if ``blocks`` was given."""
         if self._watch is not None:
             self._watch.start()
 
     def public_stats(self) -> dict[str, float]:
-        """What the public relay counts of twins, under its names."""
+        """The counters of the public relay about twins, under its names."""
         cache, watch = self._cache, self._watch
         found: dict[str, float] = {
             "rmb_cache_entries": len(cache),
@@ -88,13 +88,13 @@ class ChainRegistry:
         return await self._cache.get(twin) if 0 < twin <= MAX_TWIN else None
 
     async def find(self, account: bytes) -> int | None:
-        """See :class:`~dmsg.rmb.interfaces.ITwinRegistry`. Nothing of this is remembered."""
+        """See :class:`~dmsg.rmb.interfaces.ITwinRegistry`. The result is not cached."""
         return await self._substrate.ask(lambda node: _find(node, account))
 
     async def update(self, key: TwinKey, relays: Iterable[str], pk: bytes | None) -> None:
         """See :class:`~dmsg.rmb.interfaces.ITwinRegistry`. The chain keeps no ports, so they are left out.
 
-        Returns when the change is final. Is tried for :data:`UPDATE_S`, and the last trial may take :data:`FINAL_S`, or a
+        Returns when the change is final. It retries for :data:`UPDATE_S`, and the last attempt may take :data:`FINAL_S`, or a
         little more when nodes do not answer.
         """
         text = format_relays(relay.partition(":")[0] for relay in relays)
@@ -150,7 +150,7 @@ class ChainRegistry:
 
 
 async def _read(node: Node, key: bytes, block: str | None, limit_bytes: int) -> bytes | None:
-    """What is stored under ``key`` at ``block``, the best one by default."""
+    """The value stored under ``key`` at ``block``, by default the best block."""
     if block is None:
         block = read_hash(await node.call("chain_getBlockHash", None))
     found = await node.call("state_getStorage", "0x" + key.hex(), block, limit_bytes=2 * limit_bytes + SMALL_BYTES)
@@ -162,7 +162,7 @@ async def _read_twin(node: Node, number: int, block: str | None = None) -> Twin 
     try:
         twin = None if data is None else decode_twin(data)
     except MalformedAnswer as error:
-        # Perhaps the chain has a twin that is not understood here. Its owner shall not have us leave node after node.
+        # The chain may have a twin that we cannot decode. Its owner must not be able to make us leave node after node.
         raise RegistryError("malformed", error.problem) from None
     if twin is not None and twin.id != number:
         raise NodeFailed("lies", "another twin than was asked for")
@@ -180,7 +180,7 @@ async def _find(node: Node, account: bytes) -> int | None:
 
 
 async def _submit(node: Node, extrinsic: bytes, clock: IReactorTime) -> str:
-    """Send a transaction and wait until it is final; the hash of its block."""
+    """Send a transaction and wait until it is final; returns the hash of its block."""
     end = clock.seconds() + FINAL_S
     watch = await node.subscribe("author_submitAndWatchExtrinsic", "author_unwatchExtrinsic", "0x" + extrinsic.hex())
     try:

@@ -1,4 +1,4 @@
-"""What a registry of twins fails for. Pure."""
+"""The errors of a registry of twins. Pure."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from dmsg.errors import DmsgError, RemoteProtocolError
 
 
 class RegistryError(DmsgError):
-    """The registry did not answer, or with something that cannot be believed; later it may.
+    """The registry did not answer, or its answer cannot be trusted; a later attempt may succeed.
 
-    ``reason`` is a short fixed text for logs: ``unavailable``, ``altered`` (a row its twin has not signed, or that goes
-    back behind what this process has seen), ``malformed`` (a twin on the chain), ``overloaded``, ``full``, ``closed``.
+    ``reason`` is a short fixed text for logs: ``unavailable``, ``altered`` (a row that its twin has not signed, or that is
+    older than what this process has seen), ``malformed`` (a twin on the chain), ``overloaded``, ``full``, ``closed``.
     ``detail`` is for people.
     """
 
@@ -20,7 +20,7 @@ class RegistryError(DmsgError):
 
     @property
     def own_text(self) -> str:
-        """Without the detail, which others may have written."""
+        """The message without the detail, which others may have written."""
         return f"the registry of twins: {self.reason}"
 
 
@@ -33,7 +33,7 @@ class NoSuchAccount(DmsgError):
 
 
 class MalformedAnswer(RemoteProtocolError):
-    """A node said what cannot be: broken SCALE or JSON, another twin than was asked for, more than anything of use."""
+    """A node's answer is invalid: broken SCALE or JSON, or longer than any valid answer."""
 
     def __init__(self, problem: str) -> None:
         super().__init__("chain", "malformed answer")
@@ -41,10 +41,10 @@ class MalformedAnswer(RemoteProtocolError):
 
 
 class NodeFailed(DmsgError):
-    """A node was lost, did not answer in time, or is not to be believed: another one may do.
+    """A node was lost, did not answer in time, or cannot be trusted: another node may work.
 
     ``reason`` is a short fixed text: ``connect``, ``lost``, ``timeout``, ``malformed``, ``lies``, ``stalled``, ``rejected``
-    (a transaction), ``refused``, ``closed``. ``lost`` alone does not speak against the node.
+    (a transaction), ``refused``, ``closed``. Only ``lost`` does not count against the node.
     """
 
     def __init__(self, reason: str, detail: str = "") -> None:

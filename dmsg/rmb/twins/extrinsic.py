@@ -1,4 +1,4 @@
-"""The one transaction a twin sends to the chain: its relays and its key, signed; :ref:`spec-rmb-update-twin`. Pure."""
+"""The only transaction that a twin sends to the chain: its relays and key, signed; :ref:`spec-rmb-update-twin`. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dmsg.rmb.twins.scale import compact, optional, with_length
 
 #: Version 4, signed.
 _SIGNED: Final = b"\x84"
-#: An account by its key, of all forms of address.
+#: The form of address that is an account's key.
 _ACCOUNT: Final = b"\0"
 _SIGNATURE_OF: Final = {KeyType.ED25519: b"\0", KeyType.SR25519: b"\1"}
 #: A payload longer than this is hashed before it is signed.
@@ -29,7 +29,7 @@ _SS58_PREFIX: Final = b"\x2a"
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """What a signature is bound to: the chain, by the hash of its first block (32 bytes), and the versions of its code."""
+    """What a signature covers: the chain, by the hash of its first block (32 bytes), and the versions of its code."""
 
     genesis: bytes
     spec_version: int
@@ -38,15 +38,15 @@ class Runtime:
 
 
 def update_call(metadata: Metadata, relays: bytes | None, pk: bytes | None) -> bytes:
-    """The call that sets both; ``None`` clears."""
+    """The call that sets both; ``None`` clears a value."""
     return metadata.update_twin + optional(relays) + optional(pk)
 
 
 def sign_extrinsic(call: bytes, key: TwinKey, nonce: int, runtime: Runtime) -> bytes:
     """``call``, signed as the ``nonce``-th transaction of the account, with its length in front.
 
-    Raises :class:`~dmsg.rmb.twins.errors.MalformedAnswer` for an extension that is not known here: what it adds to the
-    signature cannot be guessed.
+    Raises :class:`~dmsg.rmb.twins.errors.MalformedAnswer` for an unknown extension, because it may add something to the
+    signature.
     """
     spec, transaction = (number.to_bytes(4, "little") for number in (runtime.spec_version, runtime.transaction_version))
     parts = {

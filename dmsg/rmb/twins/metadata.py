@@ -1,7 +1,7 @@
-"""What a node's metadata says that twins need: numbers of calls and events, and how extrinsics are signed. Pure.
+"""The parts of a node's metadata that twins need: numbers of calls and events, and how extrinsics are signed. Pure.
 
-Metadata of version 14 is a list of types, the pallets that refer to them by number, and the form of an extrinsic. It is
-walked over once; of the types only the places of enumerations are kept, because calls and events are such.
+Metadata of version 14 is a list of types, the pallets that refer to them by number, and the form of an extrinsic. It is read
+in one pass, which keeps only the places of enumerations, because calls and events are enumerations.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dmsg.rmb.twins.scale import Reader
 
 #: Metadata of public chains has 300 to 700 KB.
 MAX_METADATA_BYTES: Final = 2 * 1024 * 1024
-#: Things in all of its lists: types, fields, lines of documentation. Each takes us a microsecond.
+#: Items in all of its lists: types, fields, lines of documentation. Each takes a microsecond to read.
 MAX_THINGS: Final = 250_000
 MAX_EXTENSIONS: Final = 32
 
@@ -28,8 +28,8 @@ _CHANGES: Final = (b"TwinStored", b"TwinUpdated")
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """The first bytes of the call ``update_twin`` and of the events that bring a twin, and the names of the extensions that
-    a signed extrinsic has, in order."""
+    """The first bytes of the call ``update_twin`` and of the events that change a twin, and the names of the extensions of a
+    signed extrinsic, in order."""
 
     update_twin: bytes
     changes: tuple[bytes, ...]
@@ -37,7 +37,7 @@ class Metadata:
 
 
 def read_metadata(data: bytes) -> Metadata:
-    """What ``state_call`` of ``Metadata_metadata`` gave; raises :class:`~dmsg.rmb.twins.errors.MalformedAnswer`."""
+    """Parse the result of ``state_call`` of ``Metadata_metadata``; raises :class:`~dmsg.rmb.twins.errors.MalformedAnswer`."""
     outer = Reader(data)
     reader = _Walk(outer.bytes(MAX_METADATA_BYTES))
     if reader.take(len(_MAGIC)) != _MAGIC:
@@ -62,7 +62,7 @@ def read_metadata(data: bytes) -> Metadata:
 
 
 class _Walk(Reader):
-    """A reader that knows the parts of metadata; each method takes one of them."""
+    """A reader for the parts of metadata; each method reads one of them."""
 
     def __init__(self, data: bytes) -> None:
         super().__init__(data)

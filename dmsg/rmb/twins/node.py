@@ -1,4 +1,4 @@
-"""One connection to a Substrate node: calls that are answered in time or fail, and subscriptions."""
+"""A connection to a Substrate node: calls, which are answered in time or fail, and subscriptions."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from dmsg.rmb.twins.metadata import MAX_METADATA_BYTES
 from dmsg.rmb.twins.rpc import SMALL_BYTES, Answer, Notice, Refusal, Rpc, SubscriptionId, subscription_id
 from dmsg.sansio.websocket import WebSocketConfig
 
-#: Connecting, and each call, may take this long, in seconds.
+#: Timeout of connecting, and of each call, in seconds.
 TRIAL_S: Final = 12.0
 #: Subscriptions of one connection: heads, and transactions under way.
 MAX_SUBSCRIPTIONS: Final = 16
-#: Notices kept until they are taken; of more, the oldest go. There is always a newer head.
+#: Notices queued until they are taken; above that, the oldest are dropped, since a newer head always follows.
 KEPT_NOTICES: Final = 16
 
-#: The longest message there is: metadata in hex.
+#: The longest message is metadata in hex.
 WEBSOCKET: Final = WebSocketConfig(
     max_message_bytes=2 * MAX_METADATA_BYTES + SMALL_BYTES, text=True, message_timeout_s=TRIAL_S
 )
@@ -52,14 +52,14 @@ class Subscription:
         return self._notices.popleft()
 
     async def newest(self, limit_s: float) -> Any:
-        """The last of the notices that have come, or the next one; those before it are left out."""
+        """The latest queued notice, or the next one if none is queued; older notices are dropped."""
         found = await self.next(limit_s)
         while self._notices:
             found = self._notices.popleft()
         return found
 
     def close(self) -> None:
-        """Take no more notices, and tell the node so."""
+        """End the subscription, and tell the node."""
         self._node.unsubscribe(self._name, self._unsubscribe)
 
     def heard(self, notice: Any) -> None:
@@ -68,14 +68,14 @@ class Subscription:
         self._waiting.fire(None)
 
     def lost(self, error: NodeFailed) -> None:
-        """No more will come."""
+        """No more notices will come."""
         self._waiting.fail(error)
 
 
 class Node:
-    """A connection to a node; ``over`` is called once, when it is no more.
+    """A connection to a node; ``over`` is called once, when it has ended.
 
-    The owner of a shell (:class:`dmsg.glue.shell.Owner`). What the node breaks ends the connection, and with it all calls.
+    It is the owner of a shell (:class:`dmsg.glue.shell.Owner`). An invalid message ends the connection, and with it all calls.
     """
 
     def __init__(self, clock: IReactorTime, over: Callable[[Node, NodeFailed], None]) -> None:
@@ -88,18 +88,18 @@ class Node:
         self._subscriptions: dict[SubscriptionId, Subscription] = {}
 
     def connected(self, shell: WebSocketShell) -> None:
-        """The connection is there."""
+        """The connection is open."""
         self._shell = shell
 
     def check(self) -> None:
-        """Raise what the connection ended for, if it did."""
+        """Raise the error with which the connection has ended, if it has."""
         if self._error is not None:
             raise self._error
 
     async def call(self, method: str, *params: Any, limit_bytes: int = SMALL_BYTES) -> Any:
         """The result of ``method``, in at most ``limit_bytes``; raises ``NodeFailed``, ``NodeRefused``.
 
-        A node that does not answer within :data:`TRIAL_S` loses the connection.
+        The connection is closed if the node does not answer within :data:`TRIAL_S`.
         """
         self.check()
         assert self._shell is not None
@@ -116,7 +116,7 @@ class Node:
                 late.cancel()
 
     async def subscribe(self, method: str, unsubscribe: str, *params: Any) -> Subscription:
-        """What ``method`` tells from now on, until it is closed."""
+        """Subscribe with ``method``; the notices come until the subscription is closed."""
         name = subscription_id(await self.call(method, *params))
         if len(self._subscriptions) >= MAX_SUBSCRIPTIONS or name in self._subscriptions:
             raise self.fail(NodeFailed("malformed", "one subscription twice"))
@@ -124,12 +124,12 @@ class Node:
         return made
 
     def unsubscribe(self, name: SubscriptionId, method: str) -> None:
-        """Forget a subscription. Whether the node agrees does not matter."""
+        """Forget a subscription, and tell the node, whose answer does not matter."""
         if self._subscriptions.pop(name, None) is not None and self._error is None:
             Deferred.fromCoroutine(self.call(method, name)).addErrback(lambda why: why.trap(NodeFailed) and None)
 
     def fail(self, error: NodeFailed) -> NodeFailed:
-        """End the connection for ``error``; gives it back."""
+        """End the connection with ``error``, and return ``error``."""
         if self._error is None:
             self._error = error
             if self._shell is not None:
@@ -147,7 +147,7 @@ class Node:
     # --- from the shell --------------------------------------------------------------------------------------------
 
     def handle_events(self, shell: Shell, events: Sequence[object]) -> None:
-        """Hand answers and notices to those who wait for them."""
+        """Hand answers and notices to their callers."""
         for event in events:
             if isinstance(event, str):
                 self._received(self._rpc.receive(event, self.clock.seconds()))
@@ -159,10 +159,10 @@ class Node:
         shell.flush()
 
     def flushed(self, shell: Shell) -> None:
-        """Questions are short, so none waits for room."""
+        """Do nothing: calls are short, so none waits for room."""
 
     def connection_lost(self, shell: Shell, error: DmsgError | None, reason: Failure) -> None:
-        """All that waits will wait in vain."""
+        """Fail all calls and subscriptions."""
         if isinstance(error, MalformedAnswer):
             self.fail(NodeFailed("malformed", error.problem))
         elif isinstance(error, RemoteProtocolError):

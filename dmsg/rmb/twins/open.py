@@ -44,7 +44,7 @@ def check_registry(path: str | None, urls: Sequence[str]) -> None:
 
 
 def check_registry_file(path: str) -> None:
-    """Raise ``ConfigError`` unless the file is there: a new one would say of each twin that it does not exist."""
+    """Raise ``ConfigError`` unless the file exists: in a new file no twin would exist."""
     if not os.path.exists(path):
         raise ConfigError("registry", f"{path}: there is no such file; dmsg rmb twin create makes one")
 
@@ -57,9 +57,9 @@ def open_registry(
     *,
     genesis: bytes | None = None,
 ) -> ITwinRegistry:
-    """The registry in the file ``path``, or that of the nodes at ``urls`` (``wss://host``); raises ``ConfigError``.
+    """The registry in the file ``path``, or on the nodes at ``urls`` (``wss://host``); raises ``ConfigError``.
 
-    With ``blocks`` the nodes are also listened to, from now on: relays, which look up many twins, do that. ``genesis`` is
+    With ``blocks`` it also listens for new blocks from now on, as relays do, because they look up many twins. ``genesis`` is
     the hash of the first block of the only chain to sign for.
     """
     check_registry(path, urls)

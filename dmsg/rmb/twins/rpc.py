@@ -1,7 +1,7 @@
-"""JSON-RPC 2.0 as a client of a Substrate node speaks it: questions, answers and notices; :ref:`spec-rmb-nodes`. Pure.
+"""JSON-RPC 2.0 as a client of a Substrate node speaks it: requests, answers and notices; :ref:`spec-rmb-nodes`. Pure.
 
-The node is not trusted. A message is as long as the longest answer that is awaited, notices have a rate, and nothing but
-strings is large: whatever else a message holds is some hundred values at most.
+The node is not trusted. A message may be as long as the longest awaited answer, notices have a rate limit, and only strings
+may be large: the number of values in a message is limited.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from dmsg.http.json_text import decode
 from dmsg.rmb.twins.errors import MalformedAnswer
 from dmsg.sansio.rate import TokenBucket
 
-#: An answer or a notice of which nothing else is said, in bytes: a header, a hash, a number.
+#: Size of an answer or a notice by default: a header, a hash, a number.
 SMALL_BYTES: Final = 32 * 1024
 #: Commas in one message. A header with its digest has some ten; each value takes some hundred bytes of memory.
 MAX_COMMAS: Final = 2_000
-#: Notices a second, and at once: chains make a block every few seconds, and tell each step of a transaction.
+#: Notices per second, and at once: chains make a block every few seconds, and report each step of a transaction.
 NOTICES_PER_S: Final = 20.0
 NOTICE_BURST: Final = 200
 _ERROR_CHARS: Final = 200
@@ -32,7 +32,7 @@ SubscriptionId = str | int
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The ``result`` of the question ``number``."""
+    """The ``result`` of the request ``number``."""
 
     number: int
     result: Any
@@ -40,7 +40,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The node has only an error for the question ``number``: its ``code``, and up to 200 characters of ``text``."""
+    """The node's error for the request ``number``: its ``code``, and up to 200 characters of ``text``."""
 
     number: int
     code: int
@@ -49,14 +49,14 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something new of ``subscription``."""
+    """A notice of ``subscription``."""
 
     subscription: SubscriptionId
     result: Any
 
 
 def subscription_id(value: Any) -> SubscriptionId:
-    """What a node calls a subscription; raises ``MalformedAnswer``."""
+    """The node's id of a subscription; raises ``MalformedAnswer``."""
     if isinstance(value, str) and len(value) <= _SUBSCRIPTION_CHARS:
         return value
     if isinstance(value, int) and not isinstance(value, bool):
@@ -65,7 +65,7 @@ def subscription_id(value: Any) -> SubscriptionId:
 
 
 class Rpc:
-    """One connection's questions and answers; ``now`` is in seconds on any clock."""
+    """The requests and answers of one connection; ``now`` is in seconds on any clock."""
 
     def __init__(self, now: float) -> None:
         self._number = 0
@@ -73,14 +73,14 @@ class Rpc:
         self._notices = TokenBucket(NOTICES_PER_S, NOTICE_BURST, now)
 
     def ask(self, method: str, params: tuple[Any, ...], limit_bytes: int = SMALL_BYTES) -> tuple[int, str]:
-        """The number and the text of a question; ``limit_bytes`` is how long the whole answer may be."""
+        """The number and the text of a request; ``limit_bytes`` is the limit of the whole answer."""
         self._number += 1
         self._limits[self._number] = limit_bytes
         question = {"jsonrpc": "2.0", "id": self._number, "method": method, "params": params}
         return self._number, json.dumps(question, separators=(",", ":"))
 
     def receive(self, text: str, now: float) -> Answer | Refusal | Notice:
-        """What a message of the node is; :class:`~dmsg.rmb.twins.errors.MalformedAnswer` if it is nothing we wait for."""
+        """Parse a message of the node; raises :class:`~dmsg.rmb.twins.errors.MalformedAnswer` for an unexpected one."""
         if text.count(",") > MAX_COMMAS:
             raise MalformedAnswer("more values than anything has")
         try:

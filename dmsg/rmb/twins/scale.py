@@ -1,7 +1,7 @@
-"""SCALE, the encoding of Substrate, as far as twins need it: read with limits, and written; :ref:`spec-rmb-chain`. Pure.
+"""The parts of SCALE, the encoding of Substrate, that twins need, with limits for reading; :ref:`spec-rmb-chain`. Pure.
 
-Everything read comes from a node that is not trusted. A length is held against what is left before anything is made of it,
-nothing is built that is not asked for, and no type is nested by what the bytes say.
+All input comes from a node that is not trusted. Every length is compared with the bytes left before it is used, no object
+is built unless the caller asks for it, and the input cannot cause nesting.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from dmsg.rmb.core.limits import MAX_PK_BYTES, MAX_RELAYS_BYTES
 from dmsg.rmb.core.twin import ACCOUNT_BYTES, Twin, parse_relays
 from dmsg.rmb.twins.errors import MalformedAnswer
 
-#: A stored twin: the entities are the one part without a bound, and are not used.
+#: Size of a stored twin: only its entities are unbounded, and they are not used.
 MAX_TWIN_BYTES: Final = 64 * 1024
 _ENTITY_SIGNATURE_BYTES: Final = 1024
-#: The pallet's name, hashed by twox128, and its two maps' behind it: always the same.
+#: The pallet's name hashed by twox128, followed by the hashes of its two maps' names; all are constant.
 _PALLET: Final = "19a2526838feefd7695a3b5715b415b1"
 _TWINS: Final = bytes.fromhex(_PALLET + "311378229266fc86f673a3f4cf398e69")
 _NUMBERS: Final = bytes.fromhex(_PALLET + "aca6514962aa3f0d58aff3524045f9e0")
@@ -45,7 +45,7 @@ class Reader:
         return taken
 
     def skip(self, count: int) -> None:
-        """Leave out ``count`` bytes."""
+        """Skip ``count`` bytes."""
         if count > len(self.data) - self.at:
             raise MalformedAnswer("it ends too early")
         self.at += count
@@ -55,11 +55,11 @@ class Reader:
         return self.take(1)[0]
 
     def u32(self) -> int:
-        """Four bytes, the lowest first."""
+        """A little-endian number of four bytes."""
         return int.from_bytes(self.take(4), "little")
 
     def compact(self) -> int:
-        """A number of one, two, four or, in the form for large ones, up to eight bytes."""
+        """A compact number: one, two or four bytes, or a length and up to eight bytes."""
         first = self.u8()
         match first & 3:
             case 0:
@@ -74,14 +74,14 @@ class Reader:
         return int.from_bytes(self.take(count), "little")
 
     def bytes(self, limit: int) -> bytes:
-        """Bytes with their length in front, which is at most ``limit``."""
+        """Bytes that follow their length, which is at most ``limit``."""
         count = self.compact()
         if count > limit:
             raise MalformedAnswer("a text longer than it may be")
         return self.take(count)
 
     def skip_bytes(self) -> None:
-        """Leave out bytes with their length in front."""
+        """Skip bytes that follow their length."""
         self.skip(self.compact())
 
     def option(self) -> bool:
@@ -92,7 +92,7 @@ class Reader:
         return flag == 1
 
     def each(self, read: Callable[[], object]) -> None:
-        """Call ``read``, which takes a byte at least, for each thing of a list."""
+        """Call ``read``, which takes at least a byte, for each item of a list."""
         count = self.count()
         if count > len(self.data) - self.at:
             raise MalformedAnswer("it ends too early")
@@ -117,7 +117,7 @@ def compact(number: int) -> bytes:
 
 
 def with_length(data: bytes) -> bytes:
-    """``data`` behind its length."""
+    """``data`` with its length in front."""
     return compact(len(data)) + data
 
 
@@ -131,12 +131,12 @@ def _hashed(key: bytes) -> bytes:
 
 
 def twin_key(number: int) -> bytes:
-    """Where the chain stores a twin."""
+    """The key under which the chain stores a twin."""
     return _TWINS + _hashed(number.to_bytes(4, "little"))
 
 
 def account_key(account: bytes) -> bytes:
-    """Where the chain stores the number of an account's twin."""
+    """The key under which the chain stores the number of an account's twin."""
     return _NUMBERS + _hashed(account)
 
 
@@ -148,9 +148,9 @@ def decode_number(data: bytes) -> int:
 
 
 def decode_twin(data: bytes) -> Twin:
-    """A stored twin: number, account, relays, entities (which are left out), encryption key.
+    """Decode a stored twin: number, account, relays, entities (which are skipped), encryption key.
 
-    What may follow is of a later version of the chain, and is not looked at.
+    Later versions of the chain may append fields, which are ignored.
     """
     reader = Reader(data)
     number, account = reader.u32(), reader.take(ACCOUNT_BYTES)

@@ -1,4 +1,4 @@
-"""One connection at a time to one of several nodes: the next one when it fails."""
+"""One connection at a time to one of several nodes, with failover to the next node."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from dmsg.glue.websocket import WebSocketUrl, connect_websocket
 from dmsg.rmb.twins.errors import MalformedAnswer, NodeFailed, RegistryError
 from dmsg.rmb.twins.node import TRIAL_S, WEBSOCKET, Node
 
-#: Each node is tried at most so often for one question.
+#: How often each node is tried at most for one question.
 TRIALS_PER_NODE: Final = 2
-#: After all trials of a question failed, others fail at once for so long, in seconds: they would ask the same nodes.
+#: Seconds for which questions fail at once after all attempts of one have failed, because they would ask the same nodes.
 REST_S: Final = 2.0
 
 T = TypeVar("T")
@@ -28,8 +28,8 @@ _log = Logger()
 class Substrate:
     """The nodes at ``urls``. Raises ``ValueError`` if there are none.
 
-    A connection that was lost is made again to the same node, unless it is lost a second time before anything came of it;
-    one that was given up because the node did not answer, or is not to be believed, to the next one.
+    After a lost connection it reconnects to the same node, unless that connection is lost too before it has answered anything.
+    If a node did not answer or cannot be trusted, it connects to the next node.
     """
 
     def __init__(self, reactor: Any, urls: Sequence[WebSocketUrl]) -> None:
@@ -53,10 +53,11 @@ class Substrate:
         return TRIALS_PER_NODE * len(self._urls)
 
     async def ask(self, job: Job[T], trials: int | None = None, limit_s: float | None = TRIAL_S) -> T:
-        """What ``job`` finds out within ``limit_s``, which asks one node and may raise ``NodeFailed``, ``MalformedAnswer``.
+        """The result of ``job``, which asks one node and has ``limit_s``.
 
-        Then it is tried with the next node. Raises :class:`~dmsg.rmb.twins.errors.RegistryError` after ``trials`` (by
-        default :attr:`trials`), and while the nodes rest.
+        If it raises ``NodeFailed`` or ``MalformedAnswer``, it is tried again, with the next node if need be. Raises
+        :class:`~dmsg.rmb.twins.errors.RegistryError` after ``trials`` attempts (by default :attr:`trials`), and while the
+        nodes rest.
         """
         if self._clock.seconds() < self._rest_until:
             raise RegistryError("unavailable", "no node answered a moment ago")
@@ -86,7 +87,7 @@ class Substrate:
         raise RegistryError("unavailable", str(problem))
 
     async def node(self) -> Node:
-        """The connected node, or after one trial of at most ``TRIAL_S`` a new one; raises ``NodeFailed``."""
+        """The connected node, or a new one after an attempt of at most ``TRIAL_S``; raises ``NodeFailed``."""
         if self._closed:
             raise RegistryError("closed")
         if self._node is not None:
@@ -100,19 +101,19 @@ class Substrate:
         return await waiter
 
     def give_up(self, node: Node, error: NodeFailed) -> None:
-        """End the connection to ``node``, and turn to the next one unless ``error`` is only that it was lost."""
+        """End the connection to ``node``, and switch to the next node unless the connection was only lost."""
         if node is self._node:
             self._node = None
             self._turn(error)
         node.fail(error)
 
     def worked(self) -> None:
-        """The node has done what it is for."""
+        """The node has answered correctly."""
         self._losses = 0
         self._blamed.discard(self._place)
 
     async def close(self) -> None:
-        """End it all; every question under way fails."""
+        """Close the connection; every question under way fails."""
         self._closed = True
         if self._connecting is not None:
             self._connecting.cancel()

@@ -1,8 +1,8 @@
-"""The embedded registry: twins in a SQLite file, which the processes of a host share; :ref:`spec-rmb-registry-file`.
+"""The embedded registry: twins in a SQLite file that the processes of a host share; :ref:`spec-rmb-registry-file`.
 
-Each row has a signature by its twin over everything in it, and is read only if that holds: who can write to the file, but
-has not the twin's key, cannot change its relays or its encryption key. Such a writer can give a number to another account,
-or put back an older row. A process that has read the number before notices both; one that has not cannot.
+Each row is signed by its twin, and is used only if the signature is valid. Whoever can write to the file, but does not have
+the twin's key, cannot change its relays or its encryption key. Such a writer can give a number to another account, or
+restore an older row. Only a process that has read the number before notices that.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from dmsg.rmb.twins.errors import NoSuchAccount, RegistryError
 
 _log = Logger()
 
-#: Verified rows kept, and numbers whose account and version are remembered: some 200 bytes each.
+#: Cached verified rows, and numbers whose account and version are remembered: some 200 bytes each.
 CACHED_TWINS: Final = 10_000
 REMEMBERED_TWINS: Final = 100_000
 
-#: What another process wrote is seen at most so much later, in seconds: asking the file takes as long as all else of a
-#: look-up together.
+#: Seconds after which writes of another process are seen at the latest: checking the file takes as long as the rest of a
+#: look-up.
 FRESH_S: Final = 0.05
 
 _APPLICATION_ID: Final = 0x726D6274  # "rmbt"
 _VERSION: Final = 1
-#: No other thing a twin signs begins like this: tokens are text without a zero byte, envelopes are signed as 16 bytes.
+#: Nothing else that a twin signs begins like this: tokens are text without a zero byte, envelopes are signed as 16 bytes.
 _SIGNED: Final = b"dmsg rmb twin 1\0"
 _LAST_VERSION: Final = 2**63 - 1
 _TABLE: Final = """
@@ -62,7 +62,7 @@ def _signed_text(number: int, version: int, account: bytes, relays: str, pk: byt
 
 def _open(path: str) -> Connection:
     try:
-        # With a rollback journal, a process that may only read the file can do so.
+        # With a rollback journal, a process without permission to write can still read the file.
         connection = connect(path, "DELETE")
     except ConfigError as error:
         raise ConfigError("registry", error.problem) from None
@@ -91,10 +91,10 @@ def _marks(connection: Connection) -> tuple[int, ...]:
 
 
 class TwinTable:
-    """The file ``path``, made if it is missing; for one thread at a time. Methods that fail raise ``RegistryError``.
+    """The file ``path``, created if it is missing; for one thread at a time. Methods that fail raise ``RegistryError``.
 
-    What other processes write is seen at once, or with a ``clock`` within :data:`FRESH_S`. Raises
-    :class:`~dmsg.errors.ConfigError` for a file that cannot be used or is something else's.
+    Writes of other processes are seen at once, or with a ``clock`` within :data:`FRESH_S`. Raises
+    :class:`~dmsg.errors.ConfigError` for a file that cannot be used or is not a registry.
     """
 
     def __init__(self, path: str, clock: IReactorTime | None = None) -> None:
@@ -104,7 +104,7 @@ class TwinTable:
         self._data_version = -1
         self._twins: OrderedDict[int, Twin | None] = OrderedDict()
         self._numbers: OrderedDict[bytes, int | None] = OrderedDict()
-        # Rows whose signatures fit: after another process has written, most are as before.
+        # Rows with verified signatures: after another process has written, most rows are unchanged.
         self._verified: OrderedDict[int, tuple[tuple[Any, ...], Twin]] = OrderedDict()
         self._seen: OrderedDict[int, tuple[bytes, int]] = OrderedDict()
 
@@ -129,18 +129,18 @@ class TwinTable:
         return [number for (number,) in self._execute("SELECT id FROM twins ORDER BY id")]
 
     def create(self, key: TwinKey, relays: Iterable[str], pk: bytes | None) -> int:
-        """Make a twin with the account of ``key``, or update the one it has, and give its number: one more than the last.
+        """Create a twin with the account of ``key``, or update the twin it has. Returns its number; a new one is last plus 1.
 
         Raises ``InvalidTwin`` for relays or a key that a twin cannot have.
         """
         return self._write(key, format_relays(relays), pk, create=True)
 
     def update(self, key: TwinKey, relays: Iterable[str], pk: bytes | None) -> int:
-        """Change the twin with the account of ``key`` and give its number; ``NoSuchAccount``, ``InvalidTwin``."""
+        """Change the twin with the account of ``key``; returns its number. Raises ``NoSuchAccount`` or ``InvalidTwin``."""
         return self._write(key, format_relays(relays), pk, create=False)
 
     def close(self) -> None:
-        """Close the file; twice does no harm."""
+        """Close the file; closing twice does no harm."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -162,7 +162,7 @@ class TwinTable:
         if row is None:
             number, version = int(self._execute("SELECT coalesce(max(id), 0) + 1 FROM twins")[0][0]), 1
         else:
-            # A row that others have changed is written anew by its twin: it need not be right.
+            # Others may have changed the row, so it need not be valid: its twin writes it again.
             number, version = int(row[0]), row[2] + 1 if isinstance(row[2], int) else 1
             if row[3:5] == (relays, pk) and _is_signed(row):
                 return number
@@ -191,11 +191,11 @@ class TwinTable:
         return twin
 
     def look_again(self) -> None:
-        """See what was written by now."""
+        """Let the next read see everything written so far."""
         self._fresh_until_s = float("-inf")
 
     def _refresh(self) -> None:
-        """Forget what was read if another connection has written since."""
+        """Clear the cache if another connection has written since."""
         if self._clock is not None:
             now = self._clock.seconds()
             if now < self._fresh_until_s:
@@ -251,10 +251,10 @@ def _is_signed(row: tuple[Any, ...]) -> bool:
 
 @implementer(ITwinRegistry)
 class SqliteRegistry:
-    """The registry in the file ``path``, as :class:`TwinTable` has it.
+    """The registry in the file ``path``, by means of :class:`TwinTable`.
 
-    Reads happen at once: they are single rows by key, and kept until another process has written. Writes wait for the disk; with
-    a ``reactor`` they do so in a thread of its pool.
+    Reads happen at once: they read single rows by key, which are cached until another process writes. Writes wait for the disk;
+    with a ``reactor`` they do so in a thread of its pool.
     """
 
     def __init__(self, path: str, reactor: Any = None) -> None:
