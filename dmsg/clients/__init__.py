@@ -1,1 +1,1 @@
-"""What a client of any relay protocol is made of: sessions kept up, dials, listening ports, open transports."""
+"""The parts of a client of any relay protocol: sessions, dials, listening ports, open transports."""

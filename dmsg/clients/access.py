@@ -1,4 +1,4 @@
-"""Who may come in: access policies, and how they are asked."""
+"""Access policies, which decide who may come in, and how they are asked."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dmsg.interfaces import IAccessPolicy, IKeyPolicy
 
 @implementer(IKeyPolicy)
 class AllowKeys:
-    """An access policy that admits the keys it is given and no other. Raises ``TypeError`` for what is no ``PublicKey``."""
+    """An access policy that admits only the given keys. Raises ``TypeError`` for a key that is not a ``PublicKey``."""
 
     def __init__(self, keys: Iterable[PublicKey]) -> None:
         self.keys = frozenset(keys)
@@ -32,7 +32,7 @@ class AllowKeys:
 
 
 def ask(policy: IAccessPolicy, remote: PublicKey, service: str) -> Deferred[object]:
-    """What ``policy`` says to ``remote``; fails with what it fails with."""
+    """The answer of ``policy`` to ``remote``; fails with the same error as the policy."""
 
     def allow() -> Any:
         answer = policy.allow(remote, service)

@@ -1,4 +1,4 @@
-"""What is set for the clients of any protocol."""
+"""Settings of a client of any protocol."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from dmsg.relays.scores import ScoreConfig
 
 @dataclass(frozen=True, slots=True)
 class RelayClientConfig:
-    """Everything about a client that can be set whatever its protocol, by what it concerns."""
+    """The settings of a client that do not depend on its protocol, in groups."""
 
     pool: PoolConfig = field(default_factory=PoolConfig)
     dial: DialConfig = field(default_factory=DialConfig)
     scores: ScoreConfig = field(default_factory=ScoreConfig)
     listener: ListenerLimits = field(default_factory=ListenerLimits)
     handshake_timeout_s: float = 10.0
-    #: What is written when the client stops has this long to arrive.
+    #: How long data has to arrive that was written before the client stopped.
     stop_timeout_s: float = 2.0

@@ -1,4 +1,4 @@
-"""A transport that a peer offers, while it is decided about."""
+"""A transport that a peer offers, until it is accepted or refused."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ P = TypeVar("P", bound=ListeningPort[Any])
 
 
 class PendingOffer(ABC):
-    """An offer that holds a place (:mod:`dmsg.clients.offers`) while a decision or a proof is waited for."""
+    """An offer that holds a place (:mod:`dmsg.clients.offers`) while it waits for a decision or a proof."""
 
     def __init__(self, share: Hashable) -> None:
-        #: What its share of the places is counted by: its key and, because a hostile relay that repeats what it has
-        #: recorded must take nothing from the same key elsewhere, its relay.
+        #: Its share of the places is counted by key and relay, so that a hostile relay that replays recorded offers takes
+        #: no places from the same key on another relay.
         self._share = share
         self._place: Offers[Offer] | None = None
         self._decision: Deferred[object] | None = None
@@ -32,14 +32,14 @@ class PendingOffer(ABC):
 
     @abstractmethod
     def deny(self) -> None:
-        """Refuse the offer: its key is not admitted."""
+        """Refuse the offer, because its key is not admitted."""
 
     @abstractmethod
     def crowded_out(self) -> None:
-        """Refuse the offer: there is no room, or a newer one has taken its place because it has waited longest."""
+        """Refuse the offer, because there is no room, or because it has waited longest and a newer offer takes its place."""
 
     def _hold(self, places: Offers[Offer]) -> bool:
-        """Hold one of ``places`` until all is decided; when its key has its share of them, the offer is refused."""
+        """Hold one of ``places`` until everything is decided; refuses the offer if its key has used up its share."""
         if self._place is places:
             return True
         self._leave()
@@ -58,7 +58,7 @@ class PendingOffer(ABC):
             places.remove(self)
 
     def _ask(self, places: Offers[Offer], answer: Deferred[object], then: Callable[[object], None]) -> None:
-        """Call ``then`` with the ``answer`` of an access policy; while there is none, the offer needs one of ``places``."""
+        """Call ``then`` with the ``answer`` of an access policy; the offer holds one of ``places`` until the answer comes."""
         is_known = answer.called and not answer.paused
         if is_known or self._hold(places):
             self._decide(answer, then)
@@ -66,7 +66,7 @@ class PendingOffer(ABC):
             answer.cancel()
 
     def _decide(self, decision: Deferred[Any], then: Callable[[object], None]) -> None:
-        """Call ``then`` with what ``decision`` comes to, unless the offer is over before."""
+        """Call ``then`` with the result of ``decision``, unless the offer has ended before."""
         self._decision = decision
 
         def answered(answer: object) -> None:
@@ -84,7 +84,7 @@ class PendingOffer(ABC):
         decision.addCallbacks(answered, failed)
 
     def _end(self) -> None:
-        """Nothing is decided any more."""
+        """End the offer, and cancel a decision under way."""
         self._over = True
         self._leave()
         if self._decision is not None:
@@ -95,7 +95,7 @@ class ServiceOffer(PendingOffer, Generic[P]):
     """An offer of the key ``remote``, made over ``relay``, for a service: a listening port decides about it."""
 
     def __init__(self, relay: PublicKey, remote: PublicKey) -> None:
-        super().__init__((relay.raw, remote.raw))  # bytes remember their hash, which is asked for several times
+        super().__init__((relay.raw, remote.raw))  # bytes cache their hash, which is needed several times
         self._remote = remote
         self._port: P | None = None
 

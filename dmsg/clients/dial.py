@@ -1,4 +1,4 @@
-"""A dial: what is asked for, what it comes to, and how long it may take (:ref:`spec-dialling`)."""
+"""A dial: its request, its result, and its time limits (:ref:`spec-dialling`)."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ class DialConfig:
 
     #: For the whole dial.
     timeout_s: float = 10.0
-    #: The next server is tried when the one before has not answered for so long.
+    #: The next server is tried after this time, if the previous one has not answered.
     stagger_s: float = 0.25
-    #: The same for a relay that has ended an earlier path of the transport that looks for one: enough for two round trips
-    #: through any other. It is waited also when the one before has failed and another one has not.
+    #: The same for a relay that has ended an earlier path of a transport that looks for a new one: enough for two round trips
+    #: through any other relay. The dial waits for it even if the previous relay has failed, while another is still being tried.
     ended_stagger_s: float = 1.0
-    #: So many of the servers an entry names are tried, those connected already above all: an entry is a stranger's word.
+    #: Most servers of an entry that are tried, connected ones first, because a stranger writes the entry.
     servers: int = 8
-    #: How long an entry that was looked up is used again without asking.
+    #: How long a looked-up entry is reused without asking discovery.
     entry_lifetime_s: float = 5.0
-    #: The same when a transport looks for another path: the peer has probably just moved, but all its transports have.
+    #: The same when a transport looks for another path: the peer has probably just moved, with all its transports.
     resume_entry_lifetime_s: float = 0.2
-    #: Where there is something else to go by, the dial begins with that when discovery has not answered for so long.
+    #: If discovery has not answered after this time, the dial begins with other relays it knows, if there are any.
     look_up_s: float = 1.0
-    #: How old an entry may be that such a dial goes by: as old as the entries of clients that discovery hands out.
+    #: Age up to which such a dial uses an old entry: the same as for the client entries that discovery hands out.
     earlier_entry_lifetime_s: float = 21_600.0
-    #: Entries kept for all this.
+    #: Entries cached for these purposes.
     entries: int = 1_024
     callers: CallerLimits = field(default_factory=CallerLimits)
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedStream(Generic[S]):
-    """What a dial came to: the session, the open stream, and how long the peer took to answer."""
+    """The result of a dial: the session, the open stream, and how long the peer took to answer."""
 
     session: S
     stream: Any
@@ -54,7 +54,7 @@ S_contra = TypeVar("S_contra", contravariant=True)
 
 
 class Dial(TypingProtocol[S_contra, R]):
-    """One dial, as its protocol makes it."""
+    """The interface of a dial, which each protocol implements."""
 
     @property
     def target(self) -> PublicKey:
@@ -62,26 +62,26 @@ class Dial(TypingProtocol[S_contra, R]):
 
     @property
     def moves(self) -> bool:
-        """Whether it looks for another path of a transport that has lost its own."""
+        """Whether it looks for a new path for a transport that has lost its own."""
 
     @property
     def heeds_promise(self) -> bool:
-        """Whether the peer's entry decides: it is spoken to in the clear unless that promises end-to-end security."""
+        """Whether the peer's entry decides: the dial is in the clear unless the entry promises end-to-end security."""
 
     @property
     def ended_by(self) -> Sequence[PublicKey]:
-        """The relays that have ended earlier paths of that transport, the last one at the end: any other is preferred."""
+        """The relays that have ended earlier paths of that transport, the last one at the end. Other relays are preferred."""
 
     def through(self, session: S_contra, *, promised: bool) -> Deferred[R]:
         """Open a stream through ``session``; ``promised`` is whether the peer's entry promises end-to-end security.
 
-        Raises ``StageError``, or fails with it. Cancelling undoes it.
+        Raises ``StageError``, or fails with it. Cancelling closes the stream.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class StreamRequest:
-    """A dial of a protocol of which nothing more can be said."""
+    """A dial of a protocol without parameters of its own."""
 
     target: PublicKey
     service: str = ""

@@ -1,4 +1,4 @@
-"""From a public key to an open stream: look up, race the relays, and if it fails say everything that was tried.
+"""From a public key to an open stream: look up the peer, race its relays, and on failure report all attempts.
 
 :ref:`spec-dialling`.
 """
@@ -49,19 +49,19 @@ class Dialer(Generic[S, R]):
         self._is_stopped = False
 
     def start(self) -> None:
-        """Dial again after :meth:`stop`; a new one dials at once."""
+        """Allow dials again after :meth:`stop`. A new dialer allows them from the start."""
         self._is_stopped = False
 
     def stop(self) -> None:
-        """End the dials that are under way, and begin no others."""
+        """End the dials under way, and refuse new ones."""
         self._is_stopped = True
         for race in list(self._races):
             race.give_up(Reason.STOPPED, ClientStopped())
 
     async def dial(self, dial: Dial[S, R], timeout_s: float | None, attempts: list[Attempt]) -> R:
-        """An open stream as ``dial`` says; what was tried is added to ``attempts``. Raises ``DialError``.
+        """The open stream that ``dial`` asks for; all attempts are added to ``attempts``. Raises ``DialError``.
 
-        Cancelling closes whatever was under way.
+        Cancelling closes everything under way.
         """
         limit_s = self.config.timeout_s if timeout_s is None else timeout_s
         race = Race(self, dial, attempts, self.clock.seconds(), limit_s)
@@ -92,16 +92,16 @@ class Dialer(Generic[S, R]):
 
     @contextmanager
     def searching(self, target: PublicKey) -> Iterator[None]:
-        """Within, a question to discovery goes on when the dial to ``target`` that asked it fails: the next one needs it."""
+        """Within, a look-up in discovery goes on after the dial to ``target`` that began it fails: the next dial needs it."""
         with self._lookups.holding(target) if self._lookups is not None else nullcontext():
             yield
 
     async def promises(self, peer: PublicKey) -> bool:
         """Whether the signed entry of a peer that asks in the clear promises end-to-end security.
 
-        Without discovery, when it cannot be reached, when it says that there is no entry, or when too much has been
-        asked already, it counts as promised: no peer is spoken to in the clear because a look-up failed, or because
-        discovery keeps an entry back (:ref:`spec-downgrade-rule`). Base clients always have one.
+        It counts as promised without discovery, when discovery cannot be reached or has no entry, or when too many look-ups
+        are under way: no transport is in the clear because a look-up failed, or because discovery withholds an entry
+        (:ref:`spec-downgrade-rule`). Base clients always have an entry.
         """
         if self._lookups is None:
             return True
@@ -134,11 +134,11 @@ class Dialer(Generic[S, R]):
         return await race.run(order, asking)
 
     def stage(self, relay: PublicKey) -> str:
-        """How far the connection to ``relay`` has got."""
+        """The stage that the connection to ``relay`` has reached."""
         return self._pool.stage(relay)
 
     def order(self, relays: Sequence[PublicKey], ended_by: Sequence[PublicKey]) -> list[PublicKey]:
-        """The relays to race, best first; of those an entry names, so many as may be tried. Those of ``ended_by`` are last."""
+        """The relays to race, best first, and those of ``ended_by`` last; at most the allowed number of an entry's relays."""
         if len(relays) < 2:
             return list(relays)
         connected, scores, now = self._pool.sessions, self._pool.scores, self.clock.seconds()
@@ -162,9 +162,9 @@ class Dialer(Generic[S, R]):
         return lookups.ask(target) if lookups is not None and lookups.is_asking(target) else None
 
     async def _look_up_again(self, race: Race[S, R]) -> tuple[Known, Deferred[Known] | None]:
-        """What discovery says now that no relay of a remembered entry has led to the peer: it may have moved since.
+        """Look the peer up again after no relay of a cached entry has led to it, because it may have moved since.
 
-        Gives it as :meth:`_look_up` does.
+        Returns the same as :meth:`_look_up`.
         """
         assert self._lookups is not None
         target = race.dial.target
@@ -180,7 +180,7 @@ class Dialer(Generic[S, R]):
             return known, self.asking(target)
 
     async def _look_up(self, race: Race[S, R]) -> tuple[Known, Deferred[Known] | None]:
-        """What to go by; and the question to discovery, if it goes on because there is something else to begin with."""
+        """The relays to begin with; and the look-up in discovery, if it goes on because other relays are known."""
         assert self._lookups is not None
         target = race.dial.target
         relays, wait_s = self._other_relays(race)
@@ -198,17 +198,17 @@ class Dialer(Generic[S, R]):
             return known, self.asking(target)
 
     def _other_relays(self, race: Race[S, R]) -> tuple[tuple[PublicKey, ...], float]:
-        """The relays to try without an answer of discovery's, and how long to wait for one, in seconds.
+        """The relays to try without an answer of discovery, and how many seconds to wait for an answer.
 
-        Pinned relays need no discovery: the peer may be on one of them. It may also be where it was when discovery last
-        knew it. And a peer we have a transport with is probably still where it was, or where we are.
+        The peer may be on one of the pinned relays, which need no discovery, or on those of its last known entry. A peer with
+        which we have a transport is probably still on its old relays, or on ours.
         """
         assert self._lookups is not None
         dial, config, pool = race.dial, self.config, self._pool
         wait_s = config.stagger_s if self._lookups.is_silent else config.look_up_s
         earlier = self._lookups.earlier(dial.target, math.inf if dial.moves else config.earlier_entry_lifetime_s)
         if dial.heeds_promise and not (earlier is not None and earlier.promised):
-            # In the clear a peer is spoken to only if its entry says so now, and a base peer takes nothing else.
+            # A dial in the clear needs a current entry that allows it, and a base peer accepts no other dial.
             earlier, wait_s = None, race.limit_s / 2
         last = earlier.servers if earlier is not None else ()
         relays = (*pool.pinned, *(pool.sessions if dial.moves else ()), *last)
@@ -237,7 +237,7 @@ class Dialer(Generic[S, R]):
             opened = await race.awaiting(race.dial.through(session, promised=race.known.promised))
         except CancelledError:
             waited_s = clock.seconds() - asked
-            if waited_s >= self.config.stagger_s:  # another one was faster although it began later, or time was up
+            if waited_s >= self.config.stagger_s:  # a relay that began later was faster, or the time was up
                 scores.answered(relay, waited_s * 1000, clock.seconds())
             raise
         except StageError as error:
@@ -245,13 +245,13 @@ class Dialer(Generic[S, R]):
                 scores.refused(relay, clock.seconds())
             raise
         scores.answered(relay, opened.accept_ms, clock.seconds())
-        if self._lookups is not None and race.dial.moves:  # the peer has proved its key, which not every dial demands
+        if self._lookups is not None and race.dial.moves:  # in this kind of dial the peer has proved its key
             self._lookups.reached(race.dial.target, relay)
         return opened
 
 
 def attempts_json(attempts: list[Attempt]) -> str:
-    """The tree of attempts as the event log carries it: without a word that another side said."""
+    """The attempts as JSON for the event log, without texts from the other side."""
     known = [one.as_dict() | {"reason": Reason.of(one.reason), "detail": _detail(one.error)} for one in attempts]
     return json.dumps(known, separators=(",", ":"))
 

@@ -1,4 +1,4 @@
-"""What a client can fail for, whatever its protocol."""
+"""The errors of a client of any protocol."""
 
 from __future__ import annotations
 

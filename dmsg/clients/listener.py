@@ -1,4 +1,4 @@
-"""Listening ports of a client: who may come in, and what protocol they meet."""
+"""Listening ports of a client: who may come in, and which protocol is connected to them."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ classImplements(DmsgAddress, IAddress)
 
 
 class PortClient(TypingProtocol[T]):
-    """Whose port it is: the client."""
+    """The client that has the port."""
 
     reactor: IReactorTime
     public_key: PublicKey
 
     @property
     def scheme(self) -> str:
-        """What addresses of its protocol begin with."""
+        """The prefix of addresses of its protocol."""
 
     @property
     def services(self) -> Services[Any]:
@@ -44,12 +44,12 @@ class PortClient(TypingProtocol[T]):
     def transport_opened(
         self, session: Any, transport: T, *, accept_ms: float = 0.0, closed: Callable[[T], object] | None = None
     ) -> None:
-        """Note a transport that has just been opened; ``closed`` is told when it is over."""
+        """Note a transport that has just been opened; ``closed`` is called when it has ended."""
 
 
 @implementer(IListeningPort)
 class ListeningPort(Generic[T]):
-    """Where transports for one service come in; ``limits`` say how many may wait and how many may be open."""
+    """Accepts transports for one service; ``limits`` say how many may wait and how many may be open."""
 
     def __init__(
         self,
@@ -75,9 +75,9 @@ class ListeningPort(Generic[T]):
         self._listening = False
 
     def startListening(self) -> None:
-        """Begin; ``CannotListenError`` when the client has a port for this service already.
+        """Begin to listen; raises ``CannotListenError`` when the client has a port for this service already.
 
-        When the factory fails to start, nothing listens.
+        If the factory fails to start, nothing listens.
         """
         if self._listening:
             return
@@ -94,18 +94,18 @@ class ListeningPort(Generic[T]):
         self._listening = True
 
     def stopListening(self) -> Deferred[None]:
-        """Take no more transports; those that are open stay."""
+        """Accept no more transports; open transports stay."""
         if self._listening:
             self._listening = False
             self.client.services.remove(self)
             try:
                 self.factory.doStop()
-            except Exception:  # an application may raise anything; its client ends all the same
+            except Exception:  # an application may raise anything; the port is closed anyway
                 _log.failure("Unhandled error in {factory}.stopFactory", factory=self.factory)
         return succeed(None)
 
     def getHost(self) -> IAddress:
-        """The key and the service that are listened on, as a ``DmsgAddress``."""
+        """The key and the service of this port, as a ``DmsgAddress``."""
         return cast(IAddress, DmsgAddress(self.client.public_key, self.service, None, self.client.scheme))
 
     # --- who may come in -------------------------------------------------------------------------------------------
@@ -116,16 +116,16 @@ class ListeningPort(Generic[T]):
             return True
         try:
             return self._key_policy.admits_key(remote) is True
-        except Exception:  # an application's policy may raise anything: as when it is asked in full, access is denied
+        except Exception:  # an application's policy may raise anything; as in ask(), access is denied then
             _log.failure("The access policy failed; access is denied")
             return False
 
     def is_open_to(self, remote: PublicKey) -> bool:
-        """Whether ``remote`` may know that there is this listener: it would be let in as far as can be said at once."""
+        """Whether ``remote`` may know that this listener exists: as far as its key tells, it would be admitted."""
         return self.policy is None or (self._key_policy is not None and self.may_admit(remote))
 
     def make_room(self) -> bool:
-        """Whether one more transport may be opened; closes an unused one for it if it must."""
+        """Whether another transport may be opened; closes an unused one for it if need be."""
         if self._opened.is_full:
             self._end(self._opened.unused(1, self.client.reactor.seconds(), 0.0), "unused, and the listener is full")
         return not self._opened.is_full
@@ -140,7 +140,7 @@ class ListeningPort(Generic[T]):
         peer = DmsgAddress(stream.remote, "", session.server, self.client.scheme)
         try:
             protocol = self.factory.buildProtocol(cast(IAddress, peer)) if self._listening else None
-        except Exception:  # an application may raise anything; it costs it this one transport
+        except Exception:  # an application may raise anything; it loses only this transport
             _log.failure("Unhandled error in {factory}.buildProtocol", factory=self.factory)
             protocol = None
         if protocol is None:

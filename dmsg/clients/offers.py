@@ -1,4 +1,4 @@
-"""The places of offers that wait for a decision or a proof. Pure."""
+"""Places for offers that wait for a decision or a proof. Pure."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Protocol as TypingProtocol
 
 
 class Offer(Hashable, TypingProtocol):
-    """A transport that a peer offers, and that has a place."""
+    """A transport that a peer offers, and that holds a place."""
 
     def crowded_out(self) -> None:
-        """A newer offer has taken the place of this one, which has waited longest."""
+        """This offer has waited longest, and a newer one has taken its place."""
 
 
 T = TypeVar("T", bound=Hashable)
 
 
 class Offers(Generic[T]):
-    """At most ``limit`` offers, of them at most ``limit_per_key`` of one key, in the order in which they came.
+    """At most ``limit`` offers, at most ``limit_per_key`` of them of one key, in the order in which they came.
 
-    When all places are taken, a new offer gets that of the oldest. An honest offer needs its place for one round trip,
-    so with 256 places strangers would have to make 256 offers within that time to cost it the place.
+    When all places are taken, a new offer gets the place of the oldest. An honest offer needs its place for one round trip,
+    so with 256 places strangers would have to make 256 offers within that time to take it away.
     """
 
     __slots__ = ("_held", "_offers", "limit", "limit_per_key")
@@ -40,11 +40,11 @@ class Offers(Generic[T]):
         return len(self._offers)
 
     def has_room(self, key: Hashable) -> bool:
-        """Whether ``key`` may have one more place."""
+        """Whether ``key`` may have another place."""
         return self._held.get(key, 0) < self.limit_per_key
 
     def add(self, offer: T, key: Hashable) -> T | None:
-        """Give ``offer``, one of ``key``, a place; returns the oldest offer if that one has lost its place for it."""
+        """Give ``offer`` of ``key`` a place; returns the oldest offer if it has lost its place to this one."""
         oldest = next(iter(self._offers)) if len(self._offers) >= self.limit else None
         if oldest is not None:
             self.remove(oldest)
@@ -53,7 +53,7 @@ class Offers(Generic[T]):
         return oldest
 
     def remove(self, offer: T) -> None:
-        """Free the place of ``offer``; silent when it has none."""
+        """Free the place of ``offer``; does nothing if it has none."""
         key = self._offers.pop(offer, None)
         if key is None:
             return

@@ -1,4 +1,4 @@
-"""The open transports of a listener: how many there are, which of them are idle, and which go first. Pure."""
+"""The open transports of a listener: how many there are, which are idle, and which are closed first. Pure."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from dmsg.clients.limits import ListenerLimits
 from dmsg.clients.streams import CarriedStream
 from dmsg.crypto.keys import PublicKey
 
-#: Seconds between two looks at what transports have carried; an idle one is noticed at most this much too late.
+#: Seconds between two checks of what transports have carried; an idle transport is noticed at most this much too late.
 LOOK_S: Final = 1.0
 
 
 class Carried(TypingProtocol):
-    """What is watched: a transport, which has another stream after it was resumed."""
+    """A watched transport, whose stream changes when it is resumed."""
 
     @property
     def stream(self) -> CarriedStream:
-        """What carries it now."""
+        """The stream that carries it now."""
 
 
 T = TypeVar("T", bound=Carried)
 
 
 class _Use:
-    """How far a transport had come, and since when it has not moved."""
+    """How many bytes a transport had moved at the last check, and since when it has not moved."""
 
     __slots__ = ("moved_bytes", "since_s")
 
@@ -40,7 +40,7 @@ class OpenTransports(Generic[T]):
     """The open transports of one listener, within ``limits``.
 
     A transport moves when bytes of the peer arrive or the peer acknowledges some of ours. It is *unused* while its peer
-    has not sent a byte. What this side says first, a greeting for example, does not count as use.
+    has not sent a byte. Data that this side sends first, such as a greeting, does not count as use.
     """
 
     __slots__ = ("_limits", "_uses")
@@ -57,7 +57,7 @@ class OpenTransports(Generic[T]):
         self._uses[transport] = _Use(now)
 
     def remove(self, transport: T) -> None:
-        """``transport`` is over; silent when it is not known."""
+        """``transport`` has ended; ignored if it is not known."""
         self._uses.pop(transport, None)
 
     @property
@@ -69,7 +69,7 @@ class OpenTransports(Generic[T]):
     def needs_look(self) -> bool:
         """Whether to call :meth:`idle` every :data:`LOOK_S`.
 
-        From half of the crowd on, so that it is known who has been idle when there is one.
+        It is true from half of ``crowd`` on, so that idle times are known when the crowd is reached.
         """
         return bool(self._uses) and (self._limits.idle_timeout_s > 0 or len(self._uses) * 2 > self._limits.crowd)
 
@@ -92,7 +92,8 @@ class OpenTransports(Generic[T]):
     def unused(self, count: int, now: float, idle_s: float) -> list[T]:
         """At most ``count`` unused transports that have not moved for ``idle_s``.
 
-        Of the key that holds the most transports first, and of its transports the one that has been idle longest.
+        They are taken from the key that holds the most transports first, and of its transports, the one that has been idle
+        longest.
         """
         held: dict[PublicKey, int] = defaultdict(int)
         unused: dict[PublicKey, list[tuple[float, int, T]]] = defaultdict(list)

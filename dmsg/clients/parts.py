@@ -1,4 +1,4 @@
-"""What a client works with besides its reactor, opened from its settings and closed after it."""
+"""The resources of a client besides its reactor, opened from its settings and closed after it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class ClientParts(Generic[T]):
             self.relays = _relay_list(listed, reactor)
 
     def arguments(self) -> dict[str, Any]:
-        """What a :class:`~dmsg.clients.service.RelayClient` gets of them, by the names of its arguments."""
+        """The keyword arguments for a :class:`~dmsg.clients.service.RelayClient`."""
         return {
             "discovery": self.discovery,
             "servers": self.settings.servers,
@@ -64,7 +64,7 @@ class ClientParts(Generic[T]):
         }
 
     async def close(self) -> None:
-        """Close what was opened."""
+        """Close everything that was opened."""
         if self.relays is not None:
             await self.relays.stop()
         if self.discovery is not None:

@@ -1,4 +1,4 @@
-"""Streams that a client has asked for, until the peer has answered."""
+"""Streams that a client has requested and that the peer has not answered yet."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dmsg.errors import DmsgError, StageError
 
 
 class RequestSession(ClientSession, TypingProtocol):
-    """What a request goes through: a session with a relay."""
+    """The session with a relay through which a request goes."""
 
     @property
     def clock(self) -> IReactorTime:
@@ -40,19 +40,19 @@ class PendingStream(Generic[S, R]):
         self._since = session.clock.seconds()
 
     def settle(self, stream: Any, make: Callable[[S, Any, float], R]) -> None:
-        """The peer accepted: ``make`` gives what ``done`` fires with, from the session, ``stream`` and ``accept_ms``."""
+        """The peer accepted: ``done`` fires with the result of ``make`` for the session, ``stream`` and ``accept_ms``."""
         session = self._session
-        if self.done.called:  # given up while the answer was on its way through the events of one read
+        if self.done.called:  # it was given up by an earlier event of the same read
             session.abort_stream(stream)
             return
         session.flush_soon()
         self.done.callback(make(session, stream, (session.clock.seconds() - self._since) * 1000))
 
     def fail(self, stage: str, reason: str, error: DmsgError | None = None) -> None:
-        """The peer or the relay said no, as a ``StageError`` has it. Silent once it is known how it ended."""
+        """The peer or the relay refused: fail with a ``StageError``, unless ``done`` has fired already."""
         if not self.done.called:
             self.done.errback(StageError(stage, reason, error))
 
     def lose(self, error: DmsgError) -> None:
-        """The connection went before an answer came."""
+        """The connection was lost before an answer came."""
         self.fail("accept", "server connection lost", error)

@@ -1,4 +1,4 @@
-"""One dial over several relays: which is begun with when, which gets through first, and what is said of the others."""
+"""One dial over several relays: when each is started, which one wins, and what is reported about the others."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Racer(TypingProtocol[S, R]):
-    """What a race asks of its dialer."""
+    """The interface of the dialer that a race uses."""
 
     config: DialConfig
     clock: IReactorTime
@@ -34,7 +34,7 @@ class Racer(TypingProtocol[S, R]):
         """The relays to race, best first."""
 
     def stage(self, relay: PublicKey) -> str:
-        """How far the connection to ``relay`` has got."""
+        """The stage that the connection to ``relay`` has reached."""
 
     def asking(self, target: PublicKey) -> Deferred[Known] | None:
         """The question to discovery about ``target``, if it is under way."""
@@ -44,40 +44,40 @@ class Racer(TypingProtocol[S, R]):
 
 
 class Race(Generic[S, R]):
-    """One dial over several relays: they start one after another, the first that gets through wins (RFC 8305)."""
+    """One dial over several relays: they are started one after another, and the first to get through wins (RFC 8305)."""
 
     def __init__(
         self, dialer: Racer[S, R], dial: Dial[S, R], attempts: list[Attempt], started: float, limit_s: float
     ) -> None:
         self.dial = dial
-        #: The time of the whole dial.
+        #: The time limit of the whole dial.
         self.limit_s = limit_s
         self.known = Known((), promised=True)
         self.attempts = attempts
-        #: Relays that were begun with and have not failed, and the stage each has got to.
+        #: Relays that were started and have not failed, and the stage that each has reached.
         self.owing: dict[PublicKey, str] = {}
         self._dialer = dialer
         self._started = started
         self._running: dict[PublicKey, Deferred[R]] = {}
         self._waiting: list[PublicKey] = []
         self._timer: IDelayedCall | None = None
-        self._begun_at_s = 0.0  # when the last relay was begun with
+        self._begun_at_s = 0.0  # when the last relay was started
         self._done: Deferred[R]  # once relays race
         self._is_running = False
         self._awaited: Deferred[Any] | None = None
-        #: The question to discovery, while it is under way beside what was begun without its answer.
+        #: The look-up in discovery, while it is under way and relays are tried without its answer.
         self._asking: Deferred[Known] | None = None
         #: Why the whole dial was given up, if it was.
         self.given_up: tuple[Reason, DmsgError] | None = None
 
     def awaiting(self, step: Deferred[T]) -> Deferred[T]:
-        """Gives ``step``, which the dial waits for next. While relays race, it waits for the race and not for their steps."""
+        """Return ``step``, and note that the dial waits for it. While relays race, the dial waits for the race instead."""
         if not self._is_running:
             self._awaited = step
         return step
 
     def give_up(self, reason: Reason, error: DmsgError) -> None:
-        """End the dial for ``reason``: give up what it waits for."""
+        """End the dial for ``reason``, and cancel what it waits for."""
         self.given_up = reason, error
         for relay, stage in self.owing.items():
             if stage == "connect":
@@ -86,12 +86,12 @@ class Race(Generic[S, R]):
             self._awaited.cancel()
 
     def note_owing(self, reason: Reason, error: DmsgError) -> None:
-        """Note ``reason`` for what had not come to anything when the dial was given up."""
+        """Note ``reason`` for the attempts that were under way when the dial was given up."""
         for relay, stage in ({str(relay): stage for relay, stage in self.owing.items()} or {"": "discovery"}).items():
             self.note(stage, relay, reason, error)
 
     def note(self, stage: str, relay: str, reason: str, error: BaseException | None) -> None:
-        """Add to the tree of attempts."""
+        """Add an attempt to the tree."""
         elapsed_ms = (self._dialer.clock.seconds() - self._started) * 1000
         self.attempts.append(Attempt(stage, relay, elapsed_ms, reason, error))
 
@@ -100,9 +100,9 @@ class Race(Generic[S, R]):
         self.note("discovery", "", "no entry" if isinstance(error, EntryNotFound) else "unavailable", error)
 
     def run(self, relays: list[PublicKey], asking: Deferred[Known] | None) -> Deferred[R]:
-        """Fires with the first to get through; fails with ``DialError`` when none did.
+        """Fires with the first stream that gets through; fails with ``DialError`` when none does.
 
-        With the answer to ``asking`` the relays that it names take the place of those that were not begun with.
+        When ``asking`` is answered, the relays in the answer replace those that were not started yet.
         """
         self._done = self._awaited = Deferred(lambda _: self._stop())
         self._done.addBoth(self._ended)
@@ -126,13 +126,13 @@ class Race(Generic[S, R]):
             return  # the race is over
         self._await_answer(self._dialer.asking(self.dial.target))  # if a transport has found the peer before
         if self.dial.heeds_promise and not known.promised:
-            for relay, attempt in list(self._running.items()):  # begun as if it was promised
+            for relay, attempt in list(self._running.items()):  # started as if end-to-end security was promised
                 self.owing.pop(relay)
                 attempt.cancel()
         self.known = known
         if not known.servers:
             self.note("discovery", "", "no common server", NoCommonRelay(NO_SERVER))
-        # also those that have failed: the peer may be there now, or be spoken to in another way
+        # Relays that have failed are tried again: the peer may be there now, or need another kind of request.
         order = self._dialer.order(known.servers, self.dial.ended_by)
         self._waiting = [relay for relay in order if relay not in self._running]
         if self._running:
@@ -152,7 +152,7 @@ class Race(Generic[S, R]):
         self._look()
 
     def _look(self) -> None:
-        """End the race if nothing is left to wait for; a transport waits for discovery in its next search instead."""
+        """End the race if nothing is left to wait for. A moving transport waits for discovery in its next dial instead."""
         if self._waiting or self._running or self._done.called:
             return
         if self._asking is None or self.dial.moves:
@@ -170,7 +170,7 @@ class Race(Generic[S, R]):
         attempt.addCallbacks(self._won, self._failed, callbackArgs=(relay,), errbackArgs=(relay,))
 
     def _set_timer(self) -> None:
-        """Begin with the next relay when the one begun with last has had its time to answer."""
+        """Start the next relay when the last one has had its time to answer."""
         self._stop_timer()
         if self._waiting:
             config, clock = self._dialer.config, self._dialer.clock
@@ -181,7 +181,7 @@ class Race(Generic[S, R]):
     def _won(self, opened: R, relay: PublicKey) -> None:
         self._running.pop(relay, None)
         if self._done.called:
-            opened.session.abort_stream(opened.stream)  # another dial was faster in the same turn
+            opened.session.abort_stream(opened.stream)  # another relay was faster in the same turn
             return
         self._stop()
         self._done.callback(opened)
@@ -199,7 +199,7 @@ class Race(Generic[S, R]):
         if not self._waiting:
             self._look()
         elif not self._running or self._waiting[0] not in self.dial.ended_by:
-            self._next()  # else its time comes, unless another relay answers before
+            self._next()  # otherwise the timer starts it, unless another relay answers before
 
     def _stop(self) -> None:
         self._waiting = []

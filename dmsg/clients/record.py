@@ -1,4 +1,4 @@
-"""What the event log has of a client of any protocol."""
+"""Events of a client of any protocol for the event log."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SEEN_LIMIT: Final = 1_000
 
 
 class ClientRecord:
-    """Writes what happens at the client with the key ``client`` to ``events``, if there is a log."""
+    """Reports what happens at the client with the key ``client`` to ``events``, if given."""
 
     def __init__(self, clock: IReactorTime, events: IEventLog | None, client: PublicKey, protocol: str) -> None:
         self._clock = clock
@@ -29,11 +29,11 @@ class ClientRecord:
         self._client = str(client)
         self._protocol = protocol
         self._report = RefusalReport(clock, self._emit)
-        #: Relays that there has been a session with, the last :data:`SEEN_LIMIT` of them: peers say on which relays they are.
+        #: The last :data:`SEEN_LIMIT` relays with which there was a session. Limited, because peers name the relays.
         self._seen: dict[PublicKey, None] = {}
 
     def close(self) -> None:
-        """Write what is left."""
+        """Emit the remaining events."""
         self._report.close()
 
     # --- sessions --------------------------------------------------------------------------------------------------
@@ -49,19 +49,19 @@ class ClientRecord:
         self._emit(ev.SessionUp(str(session.server), reason, took_s, 1, self._protocol))
 
     def session_lost(self, session: ClientSession, error: DmsgError) -> None:
-        """A session that was up is down because of ``error``."""
+        """A session was lost because of ``error``."""
         up_s = self._clock.seconds() - session.ready_at
         reason = Reason.of(getattr(error, "reason", type(error).__name__))
         self._emit(ev.SessionDown(str(session.server), reason, up_s, 0, self._protocol))
 
     def attempt_failed(self, relay: PublicKey, reason: str, attempt: int) -> None:
-        """There is no session with ``relay``, for the ``attempt``-th time in a row."""
+        """The ``attempt``-th attempt in a row to get a session with ``relay`` has failed."""
         self._emit(ev.SessionDown(str(relay), Reason.of(reason), 0.0, attempt, self._protocol))
 
     # --- transports ------------------------------------------------------------------------------------------------
 
     def refused(self, remote: PublicKey, reason: str) -> None:
-        """A transport that was asked for in the name of ``remote`` was refused."""
+        """A transport requested in the name of ``remote`` was refused."""
         if self._events is not None:
             self._report.add(0, str(remote), "transport", reason)
 
@@ -95,14 +95,14 @@ class ClientRecord:
         self._emit(ev.TransportOpened(0, stream.id, *ends, relay, accept_ms, transport.security, self._protocol))
 
     def resumed(self, stream: CarriedStream, relay: str, reason: str, since: float) -> None:
-        """A transport goes on over ``relay`` as ``stream``, because of what happened at ``since``."""
+        """A transport goes on over ``relay`` as ``stream``; the event that made it move was at ``since``."""
         if self._events is None:
             return
         elapsed_ms = (self._clock.seconds() - since) * 1000
         self._emit(ev.TransportResumed(stream.id, *self._ends(stream), relay, Reason.of(reason), elapsed_ms))
 
     def closed(self, record: TransportRecord[Any], relay: str, reason: str, *, local: bool, code: int) -> None:
-        """A transport is over; ``code`` is what stands for ``reason`` on the wire, if anything does."""
+        """A transport has ended; ``code`` is the code of ``reason`` on the wire, if it has one."""
         if self._events is None:
             return
         stream = record.transport.stream
@@ -129,7 +129,7 @@ class ClientRecord:
     # --- inside ----------------------------------------------------------------------------------------------------
 
     def _ends(self, stream: CarriedStream) -> tuple[str, str]:
-        """The keys of the side that asked, and of the other one."""
+        """The keys of the initiator and of the other side."""
         ends = (self._client, str(stream.remote))
         return ends if stream.initiator else ends[::-1]
 

@@ -1,4 +1,4 @@
-"""What the clients of all protocols have in common: sessions kept up, an entry published, dials, listening ports."""
+"""The common part of the clients of all protocols: sessions, the published entry, dials, listening ports."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _NO_RELAYS: Final = "no discovery, no server and no list of relays was given: th
 
 
 def _lack_of(known: int, wanted: int) -> tuple[str, str]:
-    """What is wrong where so many relays are known and none can be found, and so many sessions are wanted."""
+    """The setting and the problem of a client that knows ``known`` relays, finds no others, and wants ``wanted`` sessions."""
     if not known:
         return "discovery", _NO_RELAYS
     if known < wanted:
@@ -59,20 +59,20 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
     """A client of relays as a Twisted service; a protocol's own class makes its sessions and transports.
 
     ``servers`` are relays known without discovery, which are kept connected. ``min_servers`` is how many sessions are kept up
-    (0: only those that dials need). By default two are, with relays of different network groups, where discovery lists relays
-    of more than one group and ``servers`` is empty; one is enough to be ready. The delegated servers are published while
-    ``publish`` is true and there is a discovery; a program that has several services with one key gives each of them the
-    registrar of that key as ``publish``. A discovery that hands out relay ranks
-    (:class:`~dmsg.interfaces.IRankedDiscovery`) is listened to when servers are chosen.
+    (0: only those that dials need). The default is two, with relays of different network groups, if discovery lists relays of
+    more than one group and ``servers`` is empty; one is enough to be ready. The client publishes its delegated servers if
+    ``publish`` is true and there is a discovery; a program that has several services with one key passes the registrar of that
+    key to each of them as ``publish``. If discovery hands out relay ranks (:class:`~dmsg.interfaces.IRankedDiscovery`), they
+    count when servers are chosen.
     ``relay_file`` is where relays that worked are kept for the next run (:class:`~dmsg.relays.state.RelayFile`), one file for
     each key and discovery; without it, nothing is kept. ``relays`` is an operator's list
     (:class:`~dmsg.relays.operator_list_source.RelayListSource`), started and stopped by the caller.
     ``promise`` is the version of the entry.
     """
 
-    #: What its relays speak (:ref:`spec-entry-protocol`), and what addresses and endpoint strings begin with.
+    #: The protocol of its relays (:ref:`spec-entry-protocol`), and the prefix of its addresses and endpoint strings.
     scheme: ClassVar[str]
-    #: The class of its configuration, and what it is without one.
+    #: The class of its configuration, which also makes the default one.
     config_class: ClassVar[type[RelayClientConfig]] = RelayClientConfig
     config: Any
 
@@ -98,11 +98,11 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
         self.reactor = reactor
         self.key = key
         self.public_key = key.public_key
-        #: Called for each transport that is opened, and for each that is over once its protocol knows.
+        #: Called for each transport that is opened; and for each that has ended, after its protocol was told.
         self.hold: Callable[[], object] | None = None
         self.release: Callable[[], object] | None = None
         self.services: Services[Any] = Services(config.listener)
-        #: Fires whenever a session comes or goes.
+        #: Fires whenever a session is opened or lost.
         self.sessions_change: Waiters[None] = Waiters()
         self.transports: TransportRecords[T] = TransportRecords()
         self.registrar: EntryPublisher | None = None
@@ -112,7 +112,7 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
         self._noted: set[S] = set()
         self._min_servers = min_servers
         memory = RelayFile(relay_file, lambda: now_ns() / 1e9) if relay_file is not None else None
-        #: The setting for which it can never be ready, and why; ("", "") for most.
+        #: The setting because of which it can never be ready, and the problem; usually ("", "").
         self._lack = "", ""
         if discovery is None and relays is None:
             known = {one.public_key for one in (*servers, *(memory.relays if memory is not None else ()))}
@@ -147,7 +147,7 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
 
     @classmethod
     def from_parts(cls, parts: ClientParts[Any], **options: Any) -> Self:
-        """A client with what was opened for its settings, not started; ``options`` are arguments beside those."""
+        """A client that uses ``parts``, not started; ``options`` are further arguments."""
         return cls(parts.reactor, parts.key, config=parts.settings.config, **parts.arguments(), **options)
 
     @abstractmethod
@@ -156,13 +156,13 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
 
     @property
     def in_haste(self) -> bool:
-        """Whether something that cannot wait needs a session."""
+        """Whether something urgent needs a session."""
         return False
 
     # --- service ---------------------------------------------------------------------------------------------------
 
     def startService(self) -> None:
-        """Begin to connect; also again, once the Deferred of :meth:`stopService` has fired."""
+        """Begin to connect. May be called again once the Deferred of :meth:`stopService` has fired."""
         super().startService()  # type: ignore[no-untyped-call]
         self._stopping = False
         if self.registrar is not None:
@@ -192,15 +192,15 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
             transport.loseConnection()
         if self.transports:
             await self.transports.when_empty(self.config.stop_timeout_s, self.reactor)
-            await deferLater(self.reactor, 0)  # the last one has ended in a read that is still being handled
+            await deferLater(self.reactor, 0)  # the last transport may have ended in a read that is still being handled
         for transport in self.transports:
             transport.abortConnection()
 
     def when_ready(self) -> Deferred[None]:
         """Fires once ``min_servers`` sessions, or one if no number was asked for, are up and published.
 
-        Fails with ``ClientStopped`` when the client stops before, or has stopped, and at once with ``ConfigError`` for a client
-        that was given nothing to find a relay by, or fewer servers than it is to have and nothing to find others by.
+        Fails with ``ClientStopped`` when the client stops before, or has stopped. Fails at once with ``ConfigError`` for a
+        client that has no way to find a relay, or fewer servers than ``min_servers`` and no way to find others.
         """
         return ensureDeferred(self._when_ready())
 
@@ -234,7 +234,7 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
         """An open transport to ``target`` with no protocol yet: ``attach`` one. Raises ``DialError``, and ``ValueError`` for a
         ``timeout_s`` below 0.
 
-        What the peer sends meanwhile waits. Cancelling undoes everything.
+        Data that the peer sends meanwhile is buffered. Cancelling undoes everything.
         """
         return await self.open(StreamRequest(target, service), service, timeout_s)
 
@@ -253,10 +253,10 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
         return protocol
 
     async def open(self, dial: Dial[S, R], service: str, timeout_s: float | None) -> T:
-        """As :meth:`dial`, but as ``dial`` says."""
+        """As :meth:`dial`, with the parameters in ``dial``."""
         if not isinstance(dial.target, PublicKey):
             raise TypeError(f"a peer is a PublicKey, as PublicKey.parse gives it, not {dial.target!r}")
-        if timeout_s is not None and not timeout_s >= 0:  # a number that is none, too
+        if timeout_s is not None and not timeout_s >= 0:  # NaN is refused too
             raise ValueError(f"timeout_s of a dial is 0 or more, not {timeout_s!r}")
         started = self.reactor.seconds()
         attempts: list[Attempt] = []
@@ -278,9 +278,9 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
         policy: IAccessPolicy | None = None,
         limits: ListenerLimits | None = None,
     ) -> ListeningPort[T]:
-        """Take transports for ``service`` ("" is the default one). Raises ``CannotListenError`` if that is taken.
+        """Accept transports for ``service`` ("" is the default service). Raises ``CannotListenError`` if it is taken.
 
-        ``limits`` are those of the client's configuration unless given.
+        ``limits`` default to those of the client's configuration.
         """
         limits = limits or self.config.listener
         port: ListeningPort[T] = ListeningPort(self, factory, service, policy=policy, limits=limits)
@@ -290,13 +290,13 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
     # --- from ports and sessions -----------------------------------------------------------------------------------
 
     def refused(self, remote: PublicKey, reason: str) -> None:
-        """Count a transport that was asked for in the name of ``remote`` and refused."""
+        """Count a refused transport that was requested in the name of ``remote``."""
         self._record.refused(remote, reason)
 
     def transport_opened(
         self, session: S, transport: T, *, accept_ms: float = 0.0, closed: Callable[[T], object] | None = None
     ) -> None:
-        """Note a transport that has just been opened; ``closed`` is told when it is over."""
+        """Note a transport that has just been opened; ``closed`` is called when it has ended."""
         stream = transport.stream
         relay = str(session.server)
         self.transports.add(TransportRecord(transport, self.reactor.seconds(), stream.id, relay, closed))
@@ -306,7 +306,7 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
             transport.on_over = self.release
 
     def transport_closed(self, session: S, transport: T, reason: str, *, local: bool, code: int = 0) -> None:
-        """Note a transport that is over; ``code`` is what stands for ``reason`` on the wire, if anything does."""
+        """Note a transport that has ended; ``code`` is the code of ``reason`` on the wire, if it has one."""
         record = self.transports.remove(transport)
         if record is None:
             return
@@ -316,14 +316,14 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
         self._record.closed(record, str(session.server), reason, local=local, code=code)
 
     def session_lost(self, session: S, error: DmsgError) -> None:
-        """A session that was up is down."""
+        """A session was lost."""
         self._record.session_lost(session, error)
         self.pool.lost(session, error)
 
     # --- inside ----------------------------------------------------------------------------------------------------
 
     def _endpoint_for(self, address: HostPort) -> IStreamClientEndpoint:
-        # The pool's own limit is exact.
+        # The pool enforces the exact limit itself.
         return client_endpoint(self.reactor, address, self.config.pool.connect_timeout_s)
 
     def _sessions_changed(self) -> None:

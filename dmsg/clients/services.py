@@ -1,4 +1,4 @@
-"""The services of a client: its listening ports by name, and what waits before it is known which of them is wanted."""
+"""The services of a client: its listening ports by name, and offers whose service is not known yet."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dmsg.interfaces import IAccessPolicy
 
 
 class Listener(TypingProtocol):
-    """What :class:`Services` asks a listening port."""
+    """The interface of a listening port for :class:`Services`."""
 
     service: str
     policy: IAccessPolicy | None
@@ -33,15 +33,15 @@ class Services(Generic[L]):
 
     def __init__(self, limits: ListenerLimits) -> None:
         self._ports: dict[str, L] = {}
-        #: Offers that have not said which service they are for: plain ones, and resumptions of unknown transports. They have
-        #: places of their own, so that they cost the offers of no listener one.
+        #: Offers that have not named their service: plain ones, and resumptions of unknown transports. They have places of
+        #: their own, so that they take none from any listener.
         self.arrivals: Offers[Offer] = Offers(limits.offers, limits.offers_per_key)
 
     def __bool__(self) -> bool:
         return bool(self._ports)
 
     def add(self, port: L) -> None:
-        """Register a listening port; ``ValueError`` when its service is taken."""
+        """Register a listening port; raises ``ValueError`` when its service is taken."""
         if port.service in self._ports:
             raise ValueError(f"service {port.service!r} is listened on already")
         self._ports[port.service] = port
@@ -64,11 +64,11 @@ class Services(Generic[L]):
         return not self._ports or any(port.may_admit(remote) for port in self._ports.values())
 
     def are_open_to(self, remote: PublicKey) -> bool:
-        """Whether ``remote`` may be told that a service does not exist: there is none that is kept from it."""
+        """Whether ``remote`` may be told that a service does not exist, because no listener is hidden from it."""
         return all(port.is_open_to(remote) for port in self._ports.values())
 
     async def admit(self, remote: PublicKey) -> bool:
-        """Whether any listener admits ``remote``; fails with what a policy fails with."""
+        """Whether any listener admits ``remote``; fails with the error of a policy that fails."""
         for port in self.ports():
             if port.policy is None or (port.may_admit(remote) and await ask(port.policy, remote, port.service) is True):
                 return True

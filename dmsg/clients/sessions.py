@@ -1,4 +1,4 @@
-"""A client's connection to one relay: what a client needs of it, and what the sessions of all protocols have in common."""
+"""A client's connection to one relay: its interface for a client, and the common part of the sessions of all protocols."""
 
 from __future__ import annotations
 
@@ -20,13 +20,12 @@ from dmsg.relays.errors import ServerLost
 from dmsg.relays.session import CLOSED, Session
 from dmsg.sansio.core import Core
 
-#: What is written when a session is closed has this long to leave, in seconds: a network that takes nothing would keep the
-#: session for as long as TCP tries.
+#: Seconds in which a closing session has to write its queued data: a stalled network would keep it for as long as TCP retries.
 _CLOSE_TIMEOUT_S: Final = 10.0
 
 
 class ClientSession(Session, TypingProtocol):
-    """A session that streams to peers go through."""
+    """A session that carries streams to peers."""
 
     def transport(self, stream: Any, service: str = "", peer: DmsgAddress | None = None) -> Any:
         """The transport over an open stream, for ``service``; ``peer`` is the peer's address, if it has been made."""
@@ -35,7 +34,7 @@ class ClientSession(Session, TypingProtocol):
         """End a stream at once, or refuse an offered one."""
 
     def turn_away(self, stream: Any, *, busy: bool) -> None:
-        """End a stream that the application did not take: for want of room, or because it does not want it."""
+        """End a stream that the application did not accept, for lack of room (``busy``) or for another reason."""
 
 
 S = TypeVar("S", bound=ClientSession)
@@ -44,28 +43,28 @@ T = TypeVar("T")
 
 
 class SessionUser(TypingProtocol):
-    """Who a session works for: the client."""
+    """The client that uses a session."""
 
     @property
     def scheme(self) -> str:
-        """What addresses of its protocol begin with."""
+        """The prefix of addresses of its protocol."""
 
     def transport_closed(self, session: Any, transport: Any, reason: str, *, local: bool, code: int = 0) -> None:
-        """A transport of ``session`` is over; ``code`` is what stands for ``reason`` on the wire, if anything does."""
+        """A transport of ``session`` has ended; ``code`` is the code of ``reason`` on the wire, if it has one."""
 
     def session_lost(self, session: Any, error: DmsgError) -> None:
-        """A session that was ready is over."""
+        """A session that was ready has ended."""
 
 
 class RelaySession(ABC, Generic[U, T]):
-    """One connection to one relay, which begins with ``core``, and whose transports ``make_transport`` makes.
+    """One connection to one relay. It begins with the core ``core``, and ``make_transport`` makes its transports.
 
     ``ready`` fires once the relay has admitted it, or fails with a ``StageError``. A protocol's own class handles the
     events of its cores.
     """
 
-    #: The core of its streams, once there is one. Its ``take_writable`` gives those that take data again, each with an
-    #: ``owner`` that is told by ``writable``.
+    #: The core of its streams, once there is one. Its ``take_writable`` returns streams that accept data again, whose
+    #: ``owner`` is then told by ``writable``.
     connection: Any = None
 
     def __init__(
@@ -86,7 +85,7 @@ class RelaySession(ABC, Generic[U, T]):
         self.ready: Deferred[Any] = Deferred(lambda _: self.abort())
         self.is_ready = False
         self.shell = Shell(core, self, clock)
-        self._cut: IDelayedCall | None = None  # what ends a connection that does not close
+        self._cut: IDelayedCall | None = None  # cuts a connection that does not close in time
         self._user = user
         self._make_transport = make_transport
         #: This end's addresses, by the service.
@@ -138,7 +137,7 @@ class RelaySession(ABC, Generic[U, T]):
         self.shell.fail(error or ServerLost(str(self.server), "given up"))
 
     def close(self) -> None:
-        """End the connection once everything queued is written, or after some seconds; transports on it should be over."""
+        """End the connection once everything queued is written, or after 10 s; its transports should have ended before."""
         self.shell.flush()
         self.shell.close(ServerLost(str(self.server), CLOSED))
         if self._cut is None and not self.shell.lost:
@@ -151,18 +150,18 @@ class RelaySession(ABC, Generic[U, T]):
         """Pass on what the core found out."""
 
     def after_read(self, shell: Shell) -> None:
-        """Send what came of one read; only this connection is concerned."""
+        """Send what one read has caused, which concerns only this connection."""
         shell.flush()
 
     def flushed(self, shell: Shell) -> None:
-        """Let writers go on that were told to pause."""
+        """Resume writers that were paused."""
         connection = self.connection
         if connection is not None:
             for stream in connection.take_writable():
                 stream.owner.writable()
 
     def connection_lost(self, shell: Shell, error: DmsgError | None, reason: Failure) -> None:
-        """End everything on this connection with the reason it ended for."""
+        """End everything on this connection, with the reason for its end."""
         if isinstance(error, ServerLost):
             loss = error
         elif error is not None:
@@ -173,7 +172,7 @@ class RelaySession(ABC, Generic[U, T]):
         if self._cut is not None and self._cut.active():
             self._cut.cancel()
         was_ready, self.is_ready = self.is_ready, False
-        if was_ready:  # before the streams end: who dials again when told of that must not get this session
+        if was_ready:  # before the streams end, so that a dial made because of that does not get this session
             self._user.session_lost(self, loss)
         self.end_streams(loss)
         if not was_ready and not self.ready.called:
@@ -192,9 +191,9 @@ class RelaySession(ABC, Generic[U, T]):
         self.ready.callback(self)
 
     def reason_of(self, error: DmsgError) -> str:
-        """What ``error``, which this side ended the connection for, is called in logs."""
+        """The name in logs of ``error``, with which this side ended the connection."""
         return error.reason if isinstance(error, RemoteProtocolError) else type(error).__name__
 
     def why_not_admitted(self, error: DmsgError | None) -> str:
-        """Why the connection ended before the relay admitted it; ``error`` is what this side ended it for, if it did."""
+        """Why the connection ended before the relay admitted it; ``error`` is set if this side ended it."""
         return error.reason if isinstance(error, RemoteProtocolError) else "connection lost"

@@ -1,4 +1,4 @@
-"""What can be set for a client of any protocol: options, variables, tables in TOML and endpoint strings are views of this."""
+"""The settings of a client of any protocol, for options, variables, tables in TOML and endpoint strings."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from dmsg.ops.values import DIRECTORY, LOCATION, TEXT, URL
 from dmsg.relays.choice import RelaysFrom, RelaysMode
 from dmsg.relays.state import state_file
 
-#: Most sessions with relays that can be asked for: more than any list of relays holds.
+#: Limit of ``min_servers``: more than any list of relays holds.
 MIN_SERVERS_LIMIT: Final = 999
-#: In an endpoint string that says one of these, what it does not say of the others is not taken from elsewhere: it has named
-#: its network, or its list.
+#: If an endpoint string sets one setting of a group, the others of the group are not taken from elsewhere, because the string
+#: has named its network, or its list.
 TOGETHER: Final = (("discovery", "server"), ("relays", "relays_key", "relays_mode"))
 
 
@@ -40,7 +40,7 @@ class RelayClientSettings:
     Raises ``ConfigError`` for settings about a list of relays that contradict each other.
     """
 
-    #: What its relays speak.
+    #: The protocol of its relays.
     protocol: ClassVar[str] = DMSG
 
     key: Path | None = setting(
@@ -96,13 +96,13 @@ class RelayClientSettings:
         return None if self.key is None else read_key_file(self.key)
 
     def relay_file(self, key: SecretKey) -> Path | None:
-        """Where relays that worked are kept; ``None`` for a key that ends with the client."""
+        """The file in which relays that worked are kept; ``None`` for a key that ends with the client."""
         if self.key is None:
             return None
         return state_file(self.state_dir, key.public_key, self.discovery or "", self.protocol)
 
     def must_agree(self) -> dict[str, object]:
-        """What all endpoint strings that share a client have to say alike, by the names of settings."""
+        """The values that must be equal in all endpoint strings that share a client, by the names of settings."""
         return {"relays": self.relay_list()}
 
     def relay_list(self) -> RelaysFrom | None:

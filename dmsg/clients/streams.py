@@ -1,4 +1,4 @@
-"""What a client looks at in the streams that carry its transports. Pure."""
+"""The interface of the streams that carry a client's transports. Pure."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class CarriedStream(TypingProtocol):
 
     @property
     def initiator(self) -> bool:
-        """Whether this side asked for it."""
+        """Whether this side requested it."""
 
     @property
     def sent_bytes(self) -> int:
-        """What was sent."""
+        """Bytes that were sent."""
 
     @property
     def acked_bytes(self) -> int:
-        """What the peer has taken of that, as far as it tells."""
+        """Bytes of those that the peer has acknowledged."""
 
     @property
     def received_bytes(self) -> int:
-        """What the peer has sent."""
+        """Bytes that the peer has sent."""

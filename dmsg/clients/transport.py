@@ -1,4 +1,4 @@
-"""A transport over a stream of a session, with what all protocols do alike."""
+"""A transport over a stream of a session: the common part of all protocols."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from dmsg.glue.streams import S
 
 
 class Carrier(TypingProtocol):
-    """What carries a transport: a session with a relay."""
+    """The session with a relay that carries a transport."""
 
     @property
     def connection(self) -> Any:
-        """What its streams belong to; see :class:`~dmsg.glue.streams.StreamConnection`."""
+        """The connection of its streams; see :class:`~dmsg.glue.streams.StreamConnection`."""
 
     @property
     def clock(self) -> IReactorTime:
@@ -28,7 +28,7 @@ class Carrier(TypingProtocol):
         """Send what was queued at the end of this turn of the reactor."""
 
     def transport_closed(self, transport: Any, reason: str, *, local: bool, code: int = 0) -> None:
-        """Told once, when nothing is left of a transport on the wire; ``code`` is what stands for ``reason`` there."""
+        """Called once, when a transport has ended on the wire; ``code`` is the code of ``reason`` there."""
 
 
 class RelayTransport(StreamTransport[S]):
@@ -36,7 +36,7 @@ class RelayTransport(StreamTransport[S]):
 
     def __init__(self, carrier: Carrier, stream: S, host: DmsgAddress, peer: DmsgAddress) -> None:
         super().__init__(stream, carrier.connection, carrier.flush_soon, carrier.clock)
-        #: From the request to the peer's answer, at the side that asked; 0 at the other.
+        #: Time from the request to the peer's answer, at the initiator; 0 at the other side.
         self.accept_ms = 0.0
         self._carrier = carrier
         self._host = host
@@ -44,36 +44,36 @@ class RelayTransport(StreamTransport[S]):
         self._has_left = False
 
     def getPeer(self) -> DmsgAddress:
-        """Who is at the other end, and the relay in between."""
+        """The address of the peer, and the relay in between."""
         return self._peer
 
     def getHost(self) -> DmsgAddress:
-        """This end."""
+        """The address of this end."""
         return self._host
 
     # Programs that were written for TCP call these. Setting them changes nothing: both are always on.
 
     def getTcpNoDelay(self) -> bool:
-        """``True``: nothing that is written waits for more."""
+        """``True``: written data does not wait for more."""
         return True
 
     def setTcpNoDelay(self, enabled: bool) -> None:
         """Nothing changes."""
 
     def getTcpKeepAlive(self) -> bool:
-        """``True``: this side's connection to its relay is watched, and a peer's end is told by the peer's relay."""
+        """``True``: this side watches its connection to its relay, and the peer's relay reports the end of the peer."""
         return True
 
     def setTcpKeepAlive(self, enabled: bool) -> None:
         """Nothing changes."""
 
     def over(self, reason: Failure) -> None:
-        """See :class:`~dmsg.glue.stream_transport.StreamTransport`; a stream of which no reason is known closed here."""
+        """See :class:`~dmsg.glue.stream_transport.StreamTransport`. If no reason is known, this side has closed the stream."""
         self._leave("normal", local=True)
         super().over(reason)
 
     def _leave(self, reason: str, *, local: bool, code: int = 0) -> None:
-        """Nothing is left of the transport on the wire: tell its carrier, once."""
+        """The transport has ended on the wire: tell its carrier, once."""
         if not self._has_left:
             self._has_left = True
             self._deadlines.stop()

@@ -1,4 +1,4 @@
-"""What a client needs of the transports of its protocol, and what it knows about each that is open."""
+"""The interface of a protocol's transports for a client, and the client's records of open transports."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from dmsg.glue.waiters import Waiters
 class ClientTransport(TypingProtocol):
     """A transport that a client has opened or accepted."""
 
-    #: From the request to the peer's answer, at the side that asked; 0 at the other.
+    #: Time from the request to the peer's answer, at the initiator; 0 at the other side.
     accept_ms: float
-    #: Called once when it is over and its protocol knows.
+    #: Called once when it has ended and its protocol was told.
     on_over: Callable[[], object] | None
 
     @property
     def stream(self) -> CarriedStream:
-        """What carries it; another one once it has moved to another path."""
+        """The stream that carries it; it changes when the transport moves to another path."""
 
     @property
     def security(self) -> str:
@@ -56,10 +56,10 @@ class TransportRecord(Generic[T]):
     transport: T
     #: When it was opened, on the client's clock.
     since_s: float
-    #: The id and the relay it began with: after it was resumed they are the only trace of that.
+    #: The stream id and the relay with which it began, for transports that were resumed on another path.
     first_id: int
     first_server: str
-    #: Told once it is over: where it came in, if it was not dialled.
+    #: Called once it has ended, with the transport: set by the listening port of an accepted transport.
     closed: Callable[[T], object] | None
 
 
@@ -74,7 +74,7 @@ class TransportRecords(Generic[T]):
         return len(self._records)
 
     def __iter__(self) -> Iterator[T]:
-        """The transports there are now: some may end meanwhile."""
+        """Iterate over a copy, because transports may end meanwhile."""
         return iter(list(self._records))
 
     def __contains__(self, transport: T) -> bool:
@@ -85,12 +85,12 @@ class TransportRecords(Generic[T]):
         self._records[record.transport] = record
 
     def remove(self, transport: T) -> TransportRecord[T] | None:
-        """``transport`` is over; gives its record, ``None`` when it was not open."""
+        """``transport`` has ended; returns its record, or ``None`` if it was not open."""
         record = self._records.pop(transport, None)
         if record is not None and not self._records:
             self._empty.fire(None)
         return record
 
     def when_empty(self, limit_s: float, clock: IReactorTime) -> Deferred[None]:
-        """Fires when the last transport is over, or after ``limit_s``; call it while there is one."""
+        """Fires when the last transport has ended, or after ``limit_s``; call it while there is one."""
         return self._empty.wait_at_most(limit_s, clock)

@@ -1,7 +1,7 @@
-"""Arguments of endpoint strings, as settings of a client and of the one use that a string is for.
+"""Arguments of endpoint strings, as settings of a client and of the use (a connect or a listener) that a string is for.
 
-What a string does not say of the client comes from the environment (``DMSG_*``) and from a TOML file, which ``config=`` or
-``DMSG_CONFIG`` names. What it does not say of its use has its default.
+Settings of the client that a string does not set come from the environment (``DMSG_*``) and from a TOML file, which
+``config=`` or ``DMSG_CONFIG`` names. Settings of its use that it does not set have their defaults.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dmsg.ops.settings import Setting, settings_of
 C = TypeVar("C")
 U = TypeVar("U")
 
-#: Where arguments stand, in errors.
+#: The source of arguments, in errors.
 SOURCE: Final = "an endpoint string"
 _CONFIG: Final = "config"
 _NUMBERED: Final = re.compile(r"(.*[^0-9])([0-9]*)", re.DOTALL)
@@ -35,7 +35,7 @@ def read_arguments(
 ) -> tuple[C, U]:
     """The settings of the client, and those of its use. Raises ``ConfigError``.
 
-    ``client`` and ``use`` are dataclasses of settings, ``role`` is the table of the first in a file. ``together`` are sets of
+    ``client`` and ``use`` are dataclasses of settings, ``role`` is the table of ``client`` in a file. ``together`` are sets of
     names (:func:`dmsg.ops.config.trace`).
     """
     ours, theirs = settings_of(client), settings_of(use)
@@ -46,7 +46,7 @@ def read_arguments(
 
 
 def _collect(arguments: Mapping[str, str], settings: Collection[Setting]) -> dict[str, Any]:
-    """Values by option. Of two arguments with one name Twisted keeps the last, so those of lists may be numbered."""
+    """Values by option. Twisted keeps only the last of two arguments with one name, so arguments of lists may be numbered."""
     lists = {one.option for one in settings if one.kind.many}
     options = {_CONFIG, *(one.option for one in settings)}
     found: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""What endpoints need of a protocol's client, of its transports and of its ports."""
+"""The interfaces of a protocol's client, transports and ports for endpoints."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from twisted.internet.interfaces import IProtocol, IReactorTime
 
 
 class Transport(TypingProtocol):
-    """An open transport to a peer; what the peer sends waits until a protocol is attached."""
+    """An open transport to a peer; data of the peer is buffered until a protocol is attached."""
 
-    #: Called once when it is over and its protocol knows.
+    #: Called once when it has ended and its protocol was told.
     on_over: Callable[[], object] | None
 
     def getPeer(self) -> Any:
@@ -30,22 +30,22 @@ class Port(TypingProtocol):
     """A port that a client listens on."""
 
     def stopListening(self) -> Deferred[None]:
-        """Take no more transports; those that are open go on."""
+        """Accept no more transports; open transports go on."""
 
     def getHost(self) -> Any:
-        """The address it is reached under."""
+        """The address under which it can be reached."""
 
 
 class Client(TypingProtocol):
     """A client that keeps connections to relays."""
 
-    #: Called for each transport that is opened, and for each that is over once its protocol knows.
+    #: Called for each transport that is opened; and for each that has ended, after its protocol was told.
     hold: Callable[[], object] | None
     release: Callable[[], object] | None
 
     @property
     def scheme(self) -> str:
-        """What addresses of its protocol begin with."""
+        """The prefix of addresses of its protocol."""
 
     @property
     def reactor(self) -> IReactorTime:
@@ -55,7 +55,7 @@ class Client(TypingProtocol):
     def dial(self) -> Callable[..., Awaitable[Transport]]:
         """``dial(public_key, service, *, timeout_s, …)``: an open transport, without a protocol.
 
-        Raises ``DialError``; cancelling undoes it. What else can be said is the protocol's own, as in :attr:`listen`.
+        Raises ``DialError``; cancelling undoes it. Further arguments depend on the protocol, as in :attr:`listen`.
         """
 
     @property
@@ -73,7 +73,7 @@ class Client(TypingProtocol):
 
     @property
     def problem(self) -> str:
-        """What keeps it from that, for people, if it is known."""
+        """Why peers cannot reach it yet, for people, if the reason is known."""
 
 
 C = TypeVar("C", bound=Client)
@@ -81,7 +81,7 @@ C_co = TypeVar("C_co", bound=Client, covariant=True)
 
 
 class ClientSource(TypingProtocol[C_co]):
-    """Where an endpoint gets its client from."""
+    """The source from which an endpoint gets its client."""
 
     @property
     def reactor(self) -> IReactorTime:
@@ -91,7 +91,7 @@ class ClientSource(TypingProtocol[C_co]):
         """A running client, held until :meth:`release`."""
 
     def release(self) -> Deferred[None]:
-        """Give up one hold. Fires when the client has stopped, or at once if something else holds it."""
+        """Release one hold. Fires when the client has stopped, or at once if something else holds it."""
 
 
 class Borrowed(ClientSource[C]):
@@ -102,7 +102,7 @@ class Borrowed(ClientSource[C]):
 
     @classmethod
     def unless_source(cls, client: C | ClientSource[C]) -> ClientSource[C]:
-        """``client`` itself if it is a source already."""
+        """A source over ``client``, or ``client`` itself if it is a source already."""
         either: Any = client
         source: ClientSource[C] = cls(either) if hasattr(either, "startService") else either
         return source
@@ -117,5 +117,5 @@ class Borrowed(ClientSource[C]):
         return self._client
 
     def release(self) -> Deferred[None]:
-        """Nothing."""
+        """Do nothing."""
         return succeed(None)

@@ -20,15 +20,15 @@ class HeldPort:
         self._source: ClientSource[Any] | None = source
 
     def startListening(self) -> None:
-        """Nothing: it listens already, and once stopped it is gone."""
+        """Do nothing: it listens already, and a stopped port cannot listen again."""
 
     def stopListening(self) -> Deferred[None]:
-        """Take no more connections; those that are open go on. Fires when a client that nothing else holds has stopped."""
+        """Accept no more connections; open ones go on. Fires when the client has stopped, if nothing else holds it."""
         source, self._source = self._source, None
         if source is None:
             return succeed(None)
         return self._port.stopListening().addCallback(lambda _: source.release())
 
     def getHost(self) -> IAddress:
-        """The address it is reached under."""
+        """The address under which it can be reached."""
         return cast(IAddress, self._port.getHost())

@@ -1,6 +1,6 @@
-"""Entries that several clients of one process publish together: those of all protocols with one key and one discovery.
+"""Entries that the clients of one process with the same key and discovery publish together, whatever their protocols.
 
-Two registrars of one key would take turns in overwriting each other's relays.
+Two registrars of one key would keep overwriting each other's relays.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dmsg.sansio.jitter import Jitter
 class SharedEntry:
     """The entry of ``key`` in the discovery at ``url``, for clients that come and go.
 
-    What happens to it is told to the event log of the client that has been here longest.
+    Its events go to the event log of the client that joined first.
     """
 
     def __init__(self, reactor: Any, key: SecretKey, url: str, make_discovery: MakeDiscovery) -> None:
@@ -40,7 +40,7 @@ class SharedEntry:
         self._free: Waiters[None] = Waiters()
 
     async def free(self) -> None:
-        """Wait while the last clients leave: they take the entry back, which must not come after a new one."""
+        """Wait while the last clients leave: they withdraw the entry, which must not happen after a new one is published."""
         while self._logs and len(self._leaving) == len(self._logs):
             await self._free.wait()
 
@@ -64,7 +64,7 @@ class SharedEntry:
         self._leaving.add(client)
 
     async def left(self, client: object) -> None:
-        """``client`` has stopped; what was opened for the last one is closed."""
+        """``client`` has stopped; after the last client, the discovery is closed."""
         self._leaving.discard(client)
         del self._logs[client]
         if not self._logs:
@@ -83,7 +83,7 @@ _entries: WeakValueDictionary[object, SharedEntry] = WeakValueDictionary()
 
 
 def shared_entry(reactor: Any, key: SecretKey, url: str, make_discovery: MakeDiscovery) -> SharedEntry:
-    """The one of this process on ``reactor``, which it keeps alive."""
+    """The entry that this process shares on ``reactor``; the entry keeps ``reactor`` alive."""
     identity = id(reactor), key.public_key, url, make_discovery
     entry = _entries.get(identity)
     if entry is None:

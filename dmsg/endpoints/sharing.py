@@ -26,7 +26,7 @@ C_co = TypeVar("C_co", covariant=True)
 
 
 class MakeClient(TypingProtocol[T, C_co]):
-    """A protocol's own: makes a client, not started."""
+    """A protocol's function that makes a client, not started."""
 
     def __call__(self, parts: ClientParts[T], *, publish: bool | EntryRegistrar, min_servers: int | None) -> C_co:
         """``publish`` is the registrar of its entry, or whether it has an entry; ``min_servers`` as in its settings."""
@@ -34,10 +34,10 @@ class MakeClient(TypingProtocol[T, C_co]):
 
 @dataclass(frozen=True, slots=True)
 class SharedSettings(Generic[T]):
-    """What a shared client is made from: its key, and its settings, which hold as the first user of the client has them.
+    """The key and settings from which a shared client is made. The settings of the client's first user count.
 
     ``key`` is ``None`` for a key that lives as long as the client; such a client is not published and keeps only the
-    sessions its transports need. All users of a client must say the same where ``must_agree`` of its settings says so.
+    sessions that its transports need. All users of a client must agree on the settings that ``must_agree`` returns.
     """
 
     key: SecretKey | None
@@ -45,7 +45,7 @@ class SharedSettings(Generic[T]):
 
     @property
     def identity(self) -> object:
-        """What two settings must have in common for one client to serve both."""
+        """The values that two settings must share for one client to serve both."""
         key = None if self.key is None else self.key.public_key
         return key, self.client.discovery, frozenset(self.client.servers)
 
@@ -53,8 +53,8 @@ class SharedSettings(Generic[T]):
 class SharedClient(Generic[T, C]):
     """A :class:`~dmsg.endpoints.client.ClientSource` that makes its client when it is first held.
 
-    It stops the client after the last release. Listening ports, dials under way and open transports hold it, accepted ones
-    included.
+    It stops the client after the last release. Listening ports, dials under way and open transports, also accepted ones, hold
+    the client.
     """
 
     def __init__(self, registry: SharedClients[T, C], settings: SharedSettings[T]) -> None:
@@ -81,7 +81,7 @@ class SharedClient(Generic[T, C]):
         self.hold()
         try:
             if self._stopping is not None:
-                # The old client takes its entry back from discovery: that must not come after the new one's.
+                # The old client withdraws its entry from discovery, which must not happen after the new one is published.
                 await self._waiting.wait()
             if self._entry is not None and self.client is None:
                 await self._entry.free()
@@ -95,7 +95,7 @@ class SharedClient(Generic[T, C]):
             raise
 
     def hold(self) -> None:
-        """Count one holder more of a client that is held already."""
+        """Count another holder of a client that is held already."""
         self._holders += 1
 
     def release(self) -> Deferred[None]:
@@ -107,11 +107,11 @@ class SharedClient(Generic[T, C]):
 
         def look() -> None:
             if self._holders:
-                done.callback(None)  # it was taken in the meantime
+                done.callback(None)  # somebody holds it again
             else:
                 self.stop().addBoth(lambda _: done.callback(None))
 
-        # Not now: what was the last holder may be in the middle of a call from this very client.
+        # Not now, because the last holder may be in the middle of a call from this client.
         self._registry.reactor.callLater(0, look)
         return done
 
@@ -168,7 +168,7 @@ class SharedClients(Generic[T, C]):
         self.reactor = reactor
         self.make_client = make_client
         self.make_discovery = make_discovery
-        #: As long as they are used: by endpoints made from strings, and the clients that run.
+        #: Kept as long as endpoints made from strings, or running clients, use them.
         self._known: WeakValueDictionary[object, SharedClient[T, C]] = WeakValueDictionary()
         self._running: set[SharedClient[T, C]] = set()
         self._trigger: object = None
@@ -177,8 +177,7 @@ class SharedClients(Generic[T, C]):
     def get(self, settings: SharedSettings[T]) -> SharedClient[T, C]:
         """The one source for all ``settings`` of the same identity.
 
-        Raises ``ConfigError`` when the others say something else of what they have to agree on: which one held would be up
-        to chance.
+        Raises ``ConfigError`` when they differ in a value that must agree, because chance would decide which one counts.
         """
         shared = self._known.get(settings.identity)
         if shared is not None:
@@ -214,7 +213,7 @@ class SharedClients(Generic[T, C]):
         return DeferredList([shared.stop() for shared in list(self._running)])
 
 
-#: By the identity of their reactors, which they keep alive while they live themselves, and by what makes their clients.
+#: By the identity of their reactors, which they keep alive as long as they exist, and by the function that makes clients.
 _registries: WeakValueDictionary[tuple[int, object], SharedClients[Any, Any]] = WeakValueDictionary()
 
 

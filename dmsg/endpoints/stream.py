@@ -47,9 +47,9 @@ class DmsgConnectError(DialError, ConnectError):
 class ClientEndpoint(Generic[C]):
     """Connects to ``address`` through ``client``.
 
-    ``client`` is one that runs, or a :class:`~dmsg.endpoints.client.ClientSource`, which is held while a connect is under
-    way. ``timeout_s`` limits a whole connect (default: the client's own limit). ``how`` is what the protocol lets one say
-    of a dial.
+    ``client`` is a running client, or a :class:`~dmsg.endpoints.client.ClientSource`, which is held while a connect is under
+    way. ``timeout_s`` limits a whole connect (default: the client's own limit). ``how`` are further arguments of a dial, which
+    depend on the protocol.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class ClientEndpoint(Generic[C]):
                 factory.doStop()
 
     async def _acquire(self) -> tuple[C, float | None]:
-        """The client, and what is left of the time for all: one with the same key may have to stop before."""
+        """The client, and the time left for the dial: a previous client with the same key may have to stop first."""
         limit_s, clock = self.timeout_s, self._source.reactor
         if limit_s is None:
             return await self._source.acquire(), None
@@ -107,7 +107,7 @@ class ClientEndpoint(Generic[C]):
 
 
 def _attach(transport: Transport, factory: IProtocolFactory) -> IProtocol:
-    """Connect a new protocol, and tell the factory when that is over, as Twisted's connectors do."""
+    """Connect a new protocol, and stop the factory when the transport has ended, as Twisted's connectors do."""
     before = transport.on_over
 
     def over() -> None:
@@ -134,8 +134,8 @@ class ServerEndpoint(Generic[C]):
     """Listens for ``service`` of the key of ``client``, which is as for :class:`ClientEndpoint`.
 
     A source is held until the port is stopped. ``policy`` says who may connect (all, if there is none), ``limits`` how many
-    may wait for its decision and be connected. ``timeout_s`` limits the wait until the client can be reached; without it, it
-    goes on for ever. ``how`` is what the protocol lets one say of a port.
+    may wait for its decision and be connected. ``timeout_s`` limits the wait until the client can be reached; by default it is
+    unlimited. ``how`` are further arguments of a port, which depend on the protocol.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class ServerEndpoint(Generic[C]):
     def listen(self, protocolFactory: IProtocolFactory) -> Deferred[IListeningPort]:
         """Fires with the port when it can be reached; fails with ``CannotListenError``. Cancelling undoes it.
 
-        The port's ``getHost`` tells the address to dial.
+        The port's ``getHost`` returns the address to dial.
         """
         return ensureDeferred(self._listen(cast(Factory, protocolFactory)))
 
@@ -188,6 +188,6 @@ def _too_late(client: Client, limit_s: float) -> SessionTimeout:
 
 
 def _checked(timeout_s: float | None) -> float | None:
-    if timeout_s is not None and not timeout_s >= 0:  # a number that is none, too
+    if timeout_s is not None and not timeout_s >= 0:  # NaN is refused too
         raise ValueError(f"timeout_s of an endpoint is 0 or more, not {timeout_s!r}")
     return timeout_s

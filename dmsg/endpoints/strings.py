@@ -27,7 +27,7 @@ U = TypeVar("U", bound="ConnectArguments")
 
 @dataclass(frozen=True, kw_only=True)
 class ConnectArguments:
-    """What a client string says of its connects."""
+    """The settings of connects in a client string."""
 
     timeout: float | None = setting(
         "a connect may take so long in all, or a server until it can be reached",
@@ -39,14 +39,14 @@ class ConnectArguments:
 
 
 def _not_empty(keys: tuple[PublicKey, ...]) -> None:
-    """Raise ``ValueError`` for a list of nobody, which would admit all: a program that lists none has forgotten them."""
+    """Raise ``ValueError`` for an empty list, which would admit everyone, though its author surely meant to name keys."""
     if not keys:
         raise ValueError("must name a key: without it, all are admitted")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ListenArguments(ConnectArguments):
-    """What a server string says of its listener."""
+    """The settings of the listener in a server string."""
 
     allow: tuple[PublicKey, ...] = setting(
         "a server admits these public keys only", default=(), unset="all are admitted", check=_not_empty
@@ -61,11 +61,11 @@ class ListenArguments(ConnectArguments):
 
     @property
     def policy(self) -> AllowKeys | None:
-        """What the string says of who may come in; ``None`` when all may."""
+        """The access policy of the string; ``None`` when everyone may come in."""
         return AllowKeys(self.allow) if self.allow else None
 
     def limits(self, limits: ListenerLimits) -> ListenerLimits:
-        """``limits`` of a client with what the string says."""
+        """The ``limits`` of a client, changed by the settings of the string."""
         return limits if self.idle_timeout is None else replace(limits, idle_timeout_s=self.idle_timeout)
 
 
@@ -79,7 +79,7 @@ class Scheme(Generic[T, C]):
     make_client: MakeClient[T, C]
 
     def read_client(self, args: tuple[str, ...], arguments: Mapping[str, str], use: type[U]) -> tuple[PublicKey, T, U]:
-        """Whom a client string connects to, the settings of the client, and those of its use.
+        """The key to which a client string connects, the settings of the client, and those of its use.
 
         Raises ``ConfigError``.
         """
