@@ -1,4 +1,4 @@
-"""What a stream transport has to do to pass for one of Twisted's: a kit of test cases to inherit.
+"""A kit of test cases to inherit, which check that a stream transport behaves like one of Twisted's.
 
 A subclass says how to make a connected pair, and is collected by pytest (with pytest-twisted) or mixed into a trial
 ``TestCase``; every case returns a Deferred. TCP itself passes all of it. ::
@@ -22,7 +22,7 @@ from dmsg.testing.probes import ConformanceProtocol, OneProtocolFactory, PullPro
 
 
 class TransportConformance(TransportHarness):
-    """Inherit, supply ``make_endpoints`` or ``make_pair``, and these cases are yours; see :class:`TransportHarness`."""
+    """Inherit and supply ``make_endpoints`` or ``make_pair`` to run these cases; see :class:`TransportHarness`."""
 
     # --- interfaces ---------------------------------------------------------------------------------------------------
 
@@ -40,7 +40,7 @@ class TransportConformance(TransportHarness):
 
     @case
     async def test_bytes_arrive_in_order(self) -> None:
-        """Write and writeSequence keep their order, both ways, and empty ones do nothing."""
+        """Write and writeSequence keep their order, both ways, and empty writes do nothing."""
         client, server = await self.pair()
         for sender, receiver in ((client, server), (server, client)):
             sender.transport.write(b"one ")
@@ -55,7 +55,7 @@ class TransportConformance(TransportHarness):
 
     @case
     async def test_big_write(self) -> None:
-        """One write of many MiB arrives whole, while as much goes the other way."""
+        """One write of many MiB arrives whole, while as much data goes the other way."""
         client, server = await self.pair()
         data = pattern(self.big_bytes)
         client.transport.write(data)
@@ -77,7 +77,7 @@ class TransportConformance(TransportHarness):
 
     @case
     async def test_server_speaks_first(self) -> None:
-        """What the server writes in connectionMade is the first the client gets, and nothing of it is lost."""
+        """Data that the server writes in connectionMade is the first that the client gets, and none of it is lost."""
 
         def prepare(client: ConformanceProtocol, server: ConformanceProtocol) -> None:
             server.on_made = lambda protocol: protocol.transport.write(b"welcome")  # type: ignore[union-attr]
@@ -89,7 +89,7 @@ class TransportConformance(TransportHarness):
 
     @case
     async def test_client_writes_in_connection_made(self) -> None:
-        """What the client writes in connectionMade waits for the server's protocol."""
+        """Data that the client writes in connectionMade waits for the server's protocol."""
 
         def prepare(client: ConformanceProtocol, server: ConformanceProtocol) -> None:
             client.on_made = lambda protocol: protocol.transport.write(b"hello")  # type: ignore[union-attr]
@@ -142,7 +142,7 @@ class TransportConformance(TransportHarness):
 
     @case
     async def test_closing_again_is_silent(self) -> None:
-        """A second loseConnection, one after the end, and an abortConnection after it do nothing and raise nothing."""
+        """LoseConnection does nothing the second time or after the end, nor does abortConnection after the end."""
         client, server = await self.pair()
         client.transport.loseConnection()
         client.transport.loseConnection()
@@ -154,7 +154,7 @@ class TransportConformance(TransportHarness):
 
     @case
     async def test_writing_after_the_end(self) -> None:
-        """A write after connectionLost is ignored: it raises nothing and nothing happens."""
+        """A write after connectionLost is ignored and raises nothing."""
         client, server = await self.pair()
         client.transport.write(b"before")
         client.transport.loseConnection()
@@ -204,7 +204,7 @@ class TransportConformance(TransportHarness):
 
     @case
     async def test_both_sides_close_at_once(self) -> None:
-        """Both write and close in the same moment: both end once, and what arrived is a prefix."""
+        """Both write and close at the same moment: both end once, and received data is a prefix."""
         client, server = await self.pair()
         for protocol in (client, server):
             protocol.transport.write(b"last words")
@@ -215,7 +215,7 @@ class TransportConformance(TransportHarness):
 
     @case
     async def test_stop_producing_closes(self) -> None:
-        """StopProducing on the transport is loseConnection."""
+        """StopProducing on the transport does the same as loseConnection."""
         client, server = await self.pair()
         client.transport.write(b"still sent")
         client.transport.stopProducing()
@@ -225,7 +225,7 @@ class TransportConformance(TransportHarness):
 
     @case
     async def test_error_in_data_received(self) -> None:
-        """A protocol that raises loses its connection, that one only, and the error is logged."""
+        """A protocol that raises loses only its own connection, and the error is logged."""
         client, server = await self.pair()
 
         def fail(data: bytes) -> None:
@@ -243,7 +243,7 @@ class TransportConformance(TransportHarness):
 
     @case
     async def test_pause_and_resume(self) -> None:
-        """A paused transport delivers nothing; a resumed one everything, in order. Both may be said twice."""
+        """A paused transport delivers nothing, a resumed one everything, in order. Both may be called twice."""
         client, server = await self.pair()
         server.transport.pauseProducing()
         server.transport.pauseProducing()
@@ -273,7 +273,7 @@ class TransportConformance(TransportHarness):
 
     @case
     async def test_data_and_close_while_paused(self) -> None:
-        """Data and end that come while paused are both there after resuming, data first."""
+        """Data and end that come while paused are both delivered after resuming, data first."""
         client, server = await self.pair()
         server.transport.pauseProducing()
         client.transport.write(b"the end is near")
@@ -321,7 +321,7 @@ class TransportConformance(TransportHarness):
 
     @case
     async def test_backpressure_while_the_other_way_flows(self) -> None:
-        """One direction that stands still does not stop the other."""
+        """A stalled direction does not stop the other."""
         client, server = await self.pair()
         server.transport.pauseProducing()
         producer = PushProducer(client.transport, self.reactor, 2 * self.in_flight_limit_bytes)
@@ -345,7 +345,7 @@ class TransportConformance(TransportHarness):
 
     @case
     async def test_second_producer_is_refused(self) -> None:
-        """Only one producer at a time: a second one is a RuntimeError, one after the first has gone is fine."""
+        """A second producer raises RuntimeError, but is accepted after the first has unregistered."""
         client, _server = await self.pair()
         client.transport.registerProducer(PushProducer(client.transport, self.reactor, 0), True)
         try:
@@ -360,7 +360,7 @@ class TransportConformance(TransportHarness):
 
     @case
     async def test_producer_of_a_lost_transport_is_stopped(self) -> None:
-        """A producer is told to stop when its transport is lost, and at once when it was lost before."""
+        """A producer is told to stop when its transport is lost, or at once if it was lost before."""
         client, server = await self.pair()
         early, late = (PushProducer(client.transport, self.reactor, 0) for _ in range(2))
         client.transport.registerProducer(early, True)
@@ -372,7 +372,7 @@ class TransportConformance(TransportHarness):
 
     @case
     async def test_lose_connection_waits_for_a_pull_producer(self) -> None:
-        """LoseConnection takes effect when a pull producer has had its say and unregistered."""
+        """LoseConnection takes effect when a pull producer has written all its data and unregistered."""
         client, server = await self.pair()
         client.transport.registerProducer(PullProducer(client.transport, 50), False)
         client.transport.loseConnection()
@@ -382,7 +382,7 @@ class TransportConformance(TransportHarness):
 
     @case
     async def test_lose_connection_waits_for_a_paused_producer(self) -> None:
-        """LoseConnection while a push producer is paused waits until that could go on and has unregistered."""
+        """LoseConnection waits until a paused push producer has been resumed and has unregistered."""
         client, server = await self.pair()
         server.transport.pauseProducing()
         total = 2 * self.in_flight_limit_bytes
@@ -429,7 +429,7 @@ class TransportConformance(TransportHarness):
 
     @case
     async def test_cancelled_connect(self) -> None:
-        """A connect that is cancelled fails, and its protocol never gets a connection it keeps."""
+        """A cancelled connect fails, and its protocol gets no lasting connection."""
         client = await self._without_listener()
         if client is None:
             return

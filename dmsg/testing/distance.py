@@ -1,4 +1,4 @@
-"""A transfer between two clients that are far away, in virtual time: what it would take if no program needed any.
+"""A transfer between two distant clients in virtual time: how long it would take if programs needed no time.
 
 ::
 
@@ -39,9 +39,9 @@ _PING_BYTES: Final = 64
 class Figures:
     """How a simulation went; all times are virtual.
 
-    ``elapsed_s`` is from the first write to the last acknowledgement, ``dial_s`` what opening a transport took before.
-    ``round_trips_s`` are the pings', in order. ``relay_queue_peak_bytes`` is the most that waited in the relay's queues.
-    ``near`` and ``far`` are the links of the client that sends and of the one that receives, with their own figures:
+    ``elapsed_s`` is from the first write to the last acknowledgement, ``dial_s`` the time to open a transport before.
+    ``round_trips_s`` are the round trips of the pings, in order. ``relay_queue_peak_bytes`` is the most that waited in the
+    relay's queues. ``near`` and ``far`` are the links of the sending and of the receiving client, with their own figures:
     data goes over ``near.out`` and ``far.back``.
     """
 
@@ -55,18 +55,18 @@ class Figures:
 
     @property
     def bytes_per_s(self) -> float:
-        """Of the application's data, up to the last acknowledgement."""
+        """The rate of the application's data, up to the last acknowledgement."""
         return self.acked_bytes / self.elapsed_s if self.elapsed_s else 0.0
 
     def ping_s(self, share: float) -> float:
-        """The round trip that this share of all pings (0 to 1) did not exceed."""
+        """The round trip that a ``share`` (0 to 1) of all pings did not exceed."""
         times_s = sorted(self.round_trips_s)
         return times_s[min(len(times_s) - 1, int(share * len(times_s)))]
 
 
 @implementer(IPushProducer)
 class _Pusher(Protocol):
-    """Writes ``left`` bytes whenever it may, then closes. ``done`` fires with how many were acknowledged."""
+    """Writes ``left`` bytes while it is not paused, then closes. ``done`` fires with how many were acknowledged."""
 
     transport: Any
 
@@ -100,7 +100,7 @@ class _Pusher(Protocol):
 
 
 class _Pinger(Protocol):
-    """Sends a message, waits for its echo, and again: ``least`` times, and until ``pushers`` are done. Then ``done``."""
+    """Sends messages and waits for each echo, at least ``least`` times and until ``pushers`` are done; then fires ``done``."""
 
     transport: Any
 
@@ -151,14 +151,14 @@ def simulate(
     reader: Callable[[], Protocol] | None = None,
     seed: int = 1,
 ) -> Figures:
-    """Send ``total_bytes`` from client to client through a relay, and ping 64 bytes beside it; gives how it went.
+    """Send ``total_bytes`` from client to client through a relay, with pings of 64 bytes beside it; returns the figures.
 
     Each client reaches the relay over a :class:`~dmsg.testing.link.Link` of its own with ``delay_s``, ``bits_per_s`` and
-    ``buffer_bytes``, so a round trip from client to client takes ``4 * delay_s``; ``far`` says what is different for the
-    client that receives (``{"bits_per_s": 1e6}``). The data is divided over ``transports``, each read by a ``reader()``
-    (one that takes everything). One ping follows the other, on a transport of its own, until the transfer has ended, if
-    there is one, and there were ``pings`` of them; 0 is none. The sender's link is cut at ``cuts_s``, in seconds after
-    the transfer began. ``config`` is both clients', ``limits`` the relay's, ``seed`` what all that is random comes from.
+    ``buffer_bytes``, so a round trip from client to client takes ``4 * delay_s``; ``far`` replaces some of these for the
+    receiving client (``{"bits_per_s": 1e6}``). The data is divided over ``transports``, each read by a ``reader()`` (by
+    default, one that reads everything). Pings follow each other on a transport of their own, at least ``pings`` of them and
+    until the transfer has ended; 0 means no pings. The sender's link is cut at ``cuts_s``, in seconds after the transfer
+    began. ``config`` is for both clients, ``limits`` for the relay, and ``seed`` for all random numbers.
 
     Raises ``AssertionError`` when it takes longer than :data:`~dmsg.testing.network.WAIT_LIMIT_S` of virtual time.
     """
@@ -206,14 +206,14 @@ def simulate(
 
 
 def _outcomes(coroutine: Coroutine[Any, Any, None]) -> list[object]:
-    """What ``coroutine`` gives, which waits for nothing but the clock that it moves itself."""
+    """The outcome of ``coroutine``, which waits only for the clock that it moves itself."""
     outcomes: list[object] = []
     ensureDeferred(coroutine).addBoth(outcomes.append)
     return outcomes
 
 
 class _WatchedClock(Clock):
-    """Calls ``watch`` after all that is due at one time has happened."""
+    """Calls ``watch`` after all calls that are due at one time."""
 
     watch: Callable[[], None] | None = None
 
@@ -224,7 +224,7 @@ class _WatchedClock(Clock):
 
 
 class _Sink(Protocol):
-    """Takes what comes."""
+    """Reads all data and drops it."""
 
     def dataReceived(self, data: bytes) -> None:
         """The data is dropped."""

@@ -1,4 +1,4 @@
-"""What the cases of the conformance kit stand on: connected pairs, waiting, cleaning up."""
+"""The base of the cases of the conformance kit: connected pairs, waiting, cleaning up."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MIB = 1024 * 1024
 
 
 def case(function: Callable[[Any], Coroutine[Any, Any, None]]) -> Callable[[Any], Deferred[None]]:
-    """Make a coroutine method a test that gives a Deferred, closes what it opened and has a time limit."""
+    """Make a coroutine method a test that returns a Deferred, and closes what it has opened."""
 
     @wraps(function)
     def run(self: TransportHarness) -> Deferred[None]:
@@ -34,11 +34,11 @@ def case(function: Callable[[Any], Coroutine[Any, Any, None]]) -> Callable[[Any]
 class TransportHarness:
     """Inherit, supply :meth:`make_endpoints` or :meth:`make_pair`, and write cases with :func:`case`.
 
-    ``limit_s`` is the time limit of a case and ``in_flight_limit_bytes`` how many bytes may be on their way to a side
-    that does not read before the producer on the other must have been paused (buffers of the operating system included).
-    ``big_bytes`` is the size of the one big write, ``stream_bytes`` of what other cases send (more than one read).
+    ``limit_s`` is the time limit of a wait, and ``in_flight_limit_bytes`` how many bytes may be on their way to a side that
+    does not read before the producer at the other side must be paused (buffers of the operating system included).
+    ``big_bytes`` is the size of the one big write, ``stream_bytes`` of the data in other cases (more than one read).
     ``refuses_connections`` is for transports that learn of a missing listener. Every wait goes through :meth:`wait`
-    and :meth:`settle`: override both, and ``reactor``, for a transport that lives on a fake clock.
+    and :meth:`settle`: override both, and ``reactor``, for a transport on a fake clock.
     """
 
     limit_s = 20.0
@@ -50,14 +50,14 @@ class TransportHarness:
     # --- what a subclass may say --------------------------------------------------------------------------------------
 
     def make_endpoints(self) -> tuple[Any, Callable[[Any], Any]]:
-        """A server endpoint, and a function that gives a client endpoint for the listening port it gave."""
+        """A server endpoint, and a function that returns a client endpoint for its listening port."""
         # Not abstract: a harness that supplies make_pair needs no endpoints.
         raise TypeError(f"{type(self).__name__} supplies neither make_endpoints nor make_pair")
 
     async def make_pair(
         self, client: ConformanceProtocol, server: ConformanceProtocol
     ) -> tuple[ConformanceProtocol, ConformanceProtocol]:
-        """Connect the two protocols and give them, connected; by default through :meth:`make_endpoints`."""
+        """Connect the two protocols and return them; by default through :meth:`make_endpoints`."""
         server_endpoint, client_endpoint_for = self.make_endpoints()
         port = await self.wait(server_endpoint.listen(OneProtocolFactory(server)))
         self.add_cleanup(port.stopListening)
@@ -67,7 +67,7 @@ class TransportHarness:
 
     @property
     def reactor(self) -> Any:
-        """Who tells the time: the real reactor, or the clock the transport under test lives on."""
+        """The source of time: the real reactor, or the clock of the transport under test."""
         from twisted.internet import reactor
 
         return reactor
@@ -77,7 +77,7 @@ class TransportHarness:
         return await deferred.addTimeout(self.limit_s, self.reactor)
 
     async def settle(self) -> None:
-        """Let everything that is under way arrive, for the cases in which nothing must."""
+        """Let everything under way arrive, for cases that check that nothing arrives."""
         for _ in range(_SETTLE_TURNS):
             await deferLater(self.reactor, 0)
 
@@ -88,7 +88,7 @@ class TransportHarness:
     # --- what the cases use -------------------------------------------------------------------------------------------
 
     def add_cleanup(self, function: Callable[[], Any]) -> None:
-        """Call ``function`` at the end of the case and wait for its Deferred, if it gives one."""
+        """Call ``function`` at the end of the case, and wait for its Deferred, if it returns one."""
         self._cleanups.push_async_callback(lambda: self.wait(maybeDeferred(function)))
 
     _cleanups: AsyncExitStack
@@ -98,7 +98,7 @@ class TransportHarness:
             await function(self)
 
     async def pair(self, prepare: Callable[[Any, Any], object] | None = None) -> tuple[Any, Any]:
-        """A connected client and server protocol, closed again at the end; ``prepare`` sees them before."""
+        """A connected client and server protocol, closed at the end; ``prepare`` gets them before they are connected."""
         client, server = ConformanceProtocol(), ConformanceProtocol()
         if prepare is not None:
             prepare(client, server)
@@ -107,7 +107,7 @@ class TransportHarness:
         return client, server
 
     async def both_lost(self, *protocols: ConformanceProtocol) -> None:
-        """Wait until each has lost its connection, and see that each was told exactly once."""
+        """Wait until each has lost its connection, and check that each was told exactly once."""
         for protocol in protocols:
             await self.wait(protocol.when_lost())
         await self.settle()

@@ -1,8 +1,8 @@
-"""A hostile relay for tests: a real one that does to the frames of its clients what a test says.
+"""A hostile relay for tests: a real relay that manipulates the frames of its clients as a test says.
 
 It is the adversary of :ref:`spec-extension`: it reads every frame in the clear of the hop and may drop, repeat,
-reorder, alter, cut, hold back, redirect and make up any of them. What it may not do is break the cryptography, and
-tests show that this is all its clients rely on::
+reorder, alter, cut, hold back, redirect and forge frames. It cannot break the cryptography, and tests show that its clients
+rely on nothing else::
 
     relay = await network.add_relay()
     relay.rule(kind=FrameType.FWD, to=bob.public_key, skip=3, act=drop)
@@ -32,7 +32,7 @@ from dmsg.testing.network import LocalNetwork
 class RelayFrame:
     """A frame on its way from the relay to one of its clients, as the relay sees it.
 
-    ``to`` is who gets it, ``transport_id`` the id there; ``peer`` is the other end of the transport, if it is known.
+    ``to`` is the receiving client, ``transport_id`` the id there; ``peer`` is the other end of the transport, if known.
     """
 
     to: PublicKey
@@ -42,22 +42,22 @@ class RelayFrame:
     peer: PublicKey | None = None
 
 
-#: What becomes of a frame: the frames to be sent instead.
+#: Returns the frames to send instead of a frame.
 Action = Callable[[RelayFrame], Iterable[RelayFrame]]
 
 
 def drop(frame: RelayFrame) -> list[RelayFrame]:
-    """Nothing arrives."""
+    """The frame does not arrive."""
     return []
 
 
 def repeat(frame: RelayFrame) -> list[RelayFrame]:
-    """It arrives twice."""
+    """The frame arrives twice."""
     return [frame, frame]
 
 
 def alter(frame: RelayFrame, at: int = -1) -> list[RelayFrame]:
-    """One bit of one byte is turned over; the last byte belongs to the seal."""
+    """One bit of one byte is flipped; the last byte belongs to the seal."""
     payload = bytearray(frame.payload)
     payload[at] ^= 1
     return [replace(frame, payload=bytes(payload))]
@@ -69,12 +69,12 @@ def truncate(frame: RelayFrame) -> list[RelayFrame]:
 
 
 def insert(frame: RelayFrame) -> list[RelayFrame]:
-    """A frame of the relay's own making, as long as the real one, arrives first."""
+    """A forged frame, as long as the real one, arrives before it."""
     return [replace(frame, payload=bytes(len(frame.payload))), frame]
 
 
 class Swap:
-    """An action for a rule that applies twice: two frames arrive in the other order."""
+    """An action for a rule that applies twice: two frames arrive in reverse order."""
 
     def __init__(self) -> None:
         self._first: RelayFrame | None = None
@@ -88,9 +88,9 @@ class Swap:
 
 @dataclass(slots=True)
 class Rule:
-    """The frames that a rule applies to: those of ``kind`` on their way ``to`` a node, from ``peer``, if given.
+    """A rule for frames of ``kind`` on their way ``to`` a node, from ``peer``; each of these is optional.
 
-    The first ``skip`` of them pass; the next ``times`` (``None``: all) are handed to ``act``. ``hits`` counts those.
+    The first ``skip`` matching frames pass; the next ``times`` (``None``: all) are handed to ``act``. ``hits`` counts those.
     """
 
     act: Action
@@ -102,7 +102,7 @@ class Rule:
     hits: int = 0
 
     def takes(self, frame: RelayFrame) -> bool:
-        """Whether ``frame`` is to be handed to ``act``; counts."""
+        """Whether ``frame`` is to be handed to ``act``; counts matching frames."""
         if self.kind not in (None, frame.kind) or self.to not in (None, frame.to):
             return False
         if self.peer not in (None, frame.peer) or (self.times is not None and self.hits >= self.times):
@@ -115,7 +115,7 @@ class Rule:
 
 
 class _Tap(RecordLayer):
-    """Stands between the switch and the records of one client: the plaintext of every frame passes here."""
+    """A layer between the switch and the records of one client, which sees the plaintext of every frame."""
 
     __slots__ = ("inner", "remote", "switch")
 
@@ -126,15 +126,15 @@ class _Tap(RecordLayer):
 
     @property
     def held_bytes(self) -> int:
-        """What was received of a packet that is not complete."""
+        """Received bytes of an incomplete packet."""
         return self.inner.held_bytes
 
     def open(self, data: bytes | memoryview) -> list[bytes]:
-        """What the client sends is taken as it is."""
+        """Open data from the client unchanged."""
         return self.inner.open(data)
 
     def seal(self, plaintext: bytes, limit: int = RECORD_PLAINTEXT_LIMIT_BYTES) -> bytes:
-        """What goes to the client is what the rules leave of it."""
+        """Seal the frames for the client after the rules have been applied."""
         frames, used = split_frames(plaintext)
         assert used == len(plaintext)
         sent = [
@@ -157,9 +157,9 @@ class HostileSwitch(Switch):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.rules: list[Rule] = []
-        #: Every frame that was to be sent, before the rules; OK frames excepted.
+        #: Every frame that was to be sent, before the rules, except OK frames.
         self.seen: list[RelayFrame] = []
-        #: Clients whose hop counts as base although it is not: they get ``unsupported``, and so do their peers.
+        #: Clients that are treated as base clients although they are not: they and their peers get ``unsupported``.
         self.treat_as_base: set[PublicKey] = set()
         self.waiters: list[_Waiter] = []
         self._peers: dict[tuple[PublicKey, int], PublicKey] = {}
@@ -167,12 +167,12 @@ class HostileSwitch(Switch):
     def add_member(
         self, remote: PublicKey, records: RecordLayer, now: float, *, extended: bool = False, group: str = ""
     ) -> tuple[Member, list[SwitchEvent]]:
-        """Admit a connection, and listen in on it."""
+        """Admit a connection, and tap it."""
         extended = extended and remote not in self.treat_as_base
         return super().add_member(remote, _Tap(self, remote, records), now, extended=extended, group=group)
 
     def pass_on(self, to: PublicKey, kind: int, transport_id: int, payload: bytes) -> list[RelayFrame]:
-        """What is sent instead of one frame. The first rule that takes it decides."""
+        """The frames to send instead of a frame. The first matching rule decides."""
         if kind == FrameType.REQUEST:
             self._peers[to, transport_id] = PublicKey(payload[:33])
         elif kind == FrameType.ACCEPT:
@@ -190,7 +190,7 @@ class HostileSwitch(Switch):
 
 
 class HostileRelay(DmsgRelay):
-    """A relay under a test's control: honest until told otherwise. Takes what :class:`DmsgRelay` takes."""
+    """A relay under a test's control, honest by default. It takes the same arguments as :class:`DmsgRelay`."""
 
     switch: HostileSwitch
 
@@ -200,11 +200,11 @@ class HostileRelay(DmsgRelay):
 
     @property
     def seen(self) -> list[RelayFrame]:
-        """Every frame that was to be sent so far, in order, before any rule applied."""
+        """Every frame that was to be sent so far, in order, before the rules."""
         return self.switch.seen
 
     def rule(self, act: Action, **match: Any) -> Rule:
-        """From now on, do ``act`` to the frames that match (see :class:`Rule`). Rules made earlier come first."""
+        """From now on, apply ``act`` to matching frames (see :class:`Rule`). Earlier rules come first."""
         rule = Rule(act, **match)
         self.switch.rules.append(rule)
         return rule
@@ -214,7 +214,7 @@ class HostileRelay(DmsgRelay):
         self.switch.rules.clear()
 
     def send(self, frame: RelayFrame) -> None:
-        """Send a frame of one's own making, or one of :attr:`seen` again, past all rules."""
+        """Send a forged frame, or a frame of :attr:`seen` again, past all rules."""
         member = self.switch.members[frame.to.raw]
         records = member.records
         assert isinstance(records, _Tap)
@@ -222,11 +222,11 @@ class HostileRelay(DmsgRelay):
         cast(Any, member.owner).transport.write(records.inner.seal(plaintext))
 
     def frames(self, kind: int | None = None, to: PublicKey | None = None) -> list[RelayFrame]:
-        """Those of :attr:`seen` of a kind, to a client."""
+        """The frames in :attr:`seen` of ``kind`` to the client ``to``, if given."""
         return [one for one in self.seen if kind in (None, one.kind) and to in (None, one.to)]
 
     def next_frame(self, kind: int | None = None, to: PublicKey | None = None) -> Deferred[RelayFrame]:
-        """Fires with the next frame of a kind to a client."""
+        """Fires with the next frame of ``kind`` to the client ``to``, if given."""
         waiter = _Waiter(lambda frame: kind in (None, frame.kind) and to in (None, frame.to))
         self.switch.waiters.append(waiter)
         return waiter.fired
@@ -240,5 +240,5 @@ class HostileNetwork(LocalNetwork):
     """A :class:`~dmsg.testing.network.LocalNetwork` whose relays may be hostile: begin with ``relays=0``, add relays."""
 
     async def add_relay(self, key: SecretKey | None = None, **options: Any) -> HostileRelay:
-        """One relay more; returns when clients can find it. ``options`` go to :class:`HostileRelay`."""
+        """Add a relay; returns when clients can find it. ``options`` go to :class:`HostileRelay`."""
         return cast(HostileRelay, await super().add_relay(key, kind=HostileRelay, **options))

@@ -1,9 +1,8 @@
 """A network in memory: enough of a reactor that Twisted's endpoints connect programs through pipes, on a fake clock.
 
-Hosts are IPv4 addresses and names given in ``hosts``; every address belongs to the one machine there is, so a listener
-without an ``interface`` answers on all of them. What can go wrong on the way is said with :meth:`MemoryNetwork.refuse`,
-:meth:`MemoryNetwork.silence` and :meth:`MemoryNetwork.unreachable`, and what happens to connections through
-:attr:`MemoryNetwork.pipes`.
+Hosts are IPv4 addresses and names given in ``hosts``; all addresses belong to the same machine, so a listener without an
+``interface`` answers on all of them. Tests cause failures with :meth:`MemoryNetwork.refuse`, :meth:`MemoryNetwork.silence`
+and :meth:`MemoryNetwork.unreachable`, and control open connections through :attr:`MemoryNetwork.pipes`.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ _log = Logger()
 
 @dataclass(frozen=True)
 class Path:
-    """The way to one place: seconds for connecting and for bytes one way, the share of writes that are lost and sent again,
-    and the share of attempts to connect that are refused.
+    """The path to one place: the delay in seconds for connecting and for bytes one way, the share of writes that are lost and
+    sent again, and the share of attempts to connect that are refused.
     """
 
     delay_s: float = 0.0
@@ -72,7 +71,7 @@ class _MemoryPort:
 
 
 class _Attempt:
-    """What a connector has in place of a transport until it is connected."""
+    """Takes the place of a connector's transport until it is connected."""
 
     def __init__(self, network: MemoryNetwork, connector: _MemoryConnector) -> None:
         self._connector = connector
@@ -122,7 +121,7 @@ class _MemoryConnector(BaseConnector):
 
 
 class _Refusal:
-    """Stands where a factory gave no protocol: closes at once."""
+    """Takes the place of a protocol if a factory built none: closes at once."""
 
     def makeConnection(self, transport: Any) -> None:
         transport.loseConnection()
@@ -136,13 +135,13 @@ class _Refusal:
 
 @implementer(interfaces.IHostResolution)
 class _Resolution:
-    """A resolution that is over before it could be cancelled."""
+    """A resolution that has ended before it can be cancelled."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
     def cancel(self) -> None:
-        """Too late."""
+        """Do nothing: it is too late."""
 
 
 @implementer(interfaces.IHostnameResolver)
@@ -178,8 +177,8 @@ class _Resolver:
 class MemoryNetwork:
     """``listenTCP``, ``connectTCP``, time and names for a whole network in one process.
 
-    Hand it to endpoints as their reactor. ``pipes`` are the connections that are open, oldest first; in each, ``a`` is
-    the end that connected and ``b`` the one that listened.
+    Pass it to endpoints as their reactor. ``pipes`` are the open connections, oldest first; in each, ``a`` is the end that
+    connected and ``b`` the end that listened.
     """
 
     def __init__(
@@ -192,7 +191,7 @@ class MemoryNetwork:
         random: Random | None = None,
         hosts: Mapping[str, Sequence[str] | str] | None = None,
     ) -> None:
-        """``clock`` is made when it is not given; ``delay_s`` holds for connecting and for bytes one way.
+        """``clock`` is a new one by default; ``delay_s`` holds for connecting and for bytes one way.
 
         ``chunking``, ``high_water_bytes`` and ``random`` are those of :class:`~dmsg.testing.pipe.Pipe`; ``hosts`` maps
         names to IPv4 addresses.
@@ -217,14 +216,14 @@ class MemoryNetwork:
         return self.clock.seconds()
 
     def callLater(self, delay: float, callable: Callable[..., Any], *args: object, **kwargs: object) -> Any:
-        assert delay >= 0, f"{delay} s from now"  # as reactors, and unlike Twisted's Clock
+        assert delay >= 0, f"{delay} s from now"  # reactors check this too, but Twisted's Clock does not
         return self.clock.callLater(delay, callable, *args, **kwargs)
 
     def getDelayedCalls(self) -> Sequence[Any]:
         return self.clock.getDelayedCalls()
 
     def advance(self, amount_s: float = 0.0) -> None:
-        """Move the clock on, stopping at each call that is due, so that each sees the time it was due at."""
+        """Move the clock on, stopping at each call that is due, so that each sees the time at which it was due."""
         end = self.clock.seconds() + amount_s
         while (due := min((call.getTime() for call in self.clock.calls), default=end + 1)) <= end:
             self.clock.advance(max(0.0, due - self.clock.seconds()))
@@ -233,7 +232,7 @@ class MemoryNetwork:
     # --- connections --------------------------------------------------------------------------------------------------
 
     def listenTCP(self, port: int, factory: Any, backlog: int = 50, interface: str = "") -> Any:
-        """Listen; port 0 takes one that is free. Raises ``CannotListenError`` when the port is taken."""
+        """Listen; port 0 takes a free port. Raises ``CannotListenError`` when the port is taken."""
         if interface in ("", "0.0.0.0"):
             interface = ""
         listener = _MemoryPort(self, interface, port or self._free_port(), factory)
@@ -248,18 +247,18 @@ class MemoryNetwork:
         timeout: float = 30.0,
         bindAddress: tuple[str, int] | None = None,
     ) -> Any:
-        """Connect; ``bindAddress`` is where the other side sees it come from."""
+        """Connect; ``bindAddress`` is the source address that the other side sees."""
         connector = _MemoryConnector(self, host, port, factory, timeout, bindAddress)
         connector.connect()
         return connector
 
     def installNameResolver(self, resolver: Any) -> Any:
-        """Look names up elsewhere; gives the resolver used so far. Connections by name go on using ``hosts``."""
+        """Look names up elsewhere; returns the resolver used so far. Connections by name go on using ``hosts``."""
         before, self.nameResolver = self.nameResolver, resolver
         return before
 
     def through(self, link: Link) -> MemoryNetwork:
-        """This network as a reactor for programs that lie behind ``link``: whatever they connect to is reached over it.
+        """This network as a reactor for programs behind ``link``, which carries all their connections.
 
         Connecting takes a round trip of the link. Time, listeners and pipes are those of this network.
         """
@@ -274,7 +273,7 @@ class MemoryNetwork:
         self._fates[host, port] = error.ConnectionRefusedError()
 
     def silence(self, host: str, port: int | None = None) -> None:
-        """Connecting there gets no answer: it ends with ``TimeoutError`` at the connector's time limit."""
+        """Connecting there gets no answer, and ends with ``TimeoutError`` at the connector's time limit."""
         self._fates[host, port] = None
 
     def unreachable(self, host: str) -> None:
@@ -282,11 +281,11 @@ class MemoryNetwork:
         self._fates[host, None] = error.NoRouteError()
 
     def heal(self, host: str, port: int | None = None) -> None:
-        """Take back what :meth:`refuse`, :meth:`silence` or :meth:`unreachable` did for the same place."""
+        """Undo :meth:`refuse`, :meth:`silence` or :meth:`unreachable` for the same place."""
         self._fates.pop((host, port), None)
 
     def set_path(self, host: str, port: int, path: Path) -> None:
-        """What the way there is like from now on, for open connections, too."""
+        """Set the path to a place from now on, also for open connections."""
         self._paths[host, port] = path
         for connection in self.pipes_to(port, host):
             connection.delay_s, connection.loss = path.delay_s, path.loss
@@ -305,7 +304,7 @@ class MemoryNetwork:
         return next(port for port in self._ports if port not in taken)
 
     def _fate(self, host: str, port: int) -> tuple[_MemoryPort, str] | Exception | None:
-        """The listener and its address, the error of connecting there, or ``None`` for no answer ever."""
+        """The listener and its address, the error of connecting there, or ``None`` if no answer ever comes."""
         resolved = self.nameResolver.addresses(host)
         if not resolved:
             return error.DNSLookupError(f"no such host: {host}")

@@ -1,6 +1,6 @@
 """A whole dmsg network in one process: discovery, relays and clients, for tests of programs that use dmsg.
 
-On the real reactor everything listens on loopback, on ports that are free::
+On the real reactor everything listens on free ports of the loopback interface::
 
     async with LocalNetwork(reactor) as network:
         alice = await network.client()
@@ -8,10 +8,10 @@ On the real reactor everything listens on loopback, on ports that are free::
         bob.listen(factory)
         protocol = await alice.connect(Factory.forProtocol(Echo), bob.public_key)
 
-With ``messaging_relays=1`` there is the messaging system beside it: :meth:`LocalNetwork.messaging_client`.
+``messaging_relays=1`` adds the messaging system: :meth:`LocalNetwork.messaging_client`.
 
 With a :class:`~dmsg.testing.memory.MemoryNetwork` in place of the reactor there are no sockets and no real time: await
-things through :meth:`LocalNetwork.wait`, which moves the clock on from one call that is due to the next.
+everything through :meth:`LocalNetwork.wait`, which moves the clock on from one due call to the next.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ R = TypeVar("R", bound=RelayService)
 C = TypeVar("C", DmsgClient, MessagingClient)
 
 LOOPBACK: Final = "127.0.0.1"
-#: A network that is torn down does not wait longer than this for transports that were left open, in seconds.
+#: Seconds that a stopping network waits for transports that were left open.
 DRAIN_TIMEOUT_S: Final = 0.2
-#: How far :meth:`LocalNetwork.wait` moves a fake clock before it gives up, in seconds.
+#: Seconds by which :meth:`LocalNetwork.wait` moves a fake clock before it gives up.
 WAIT_LIMIT_S: Final = 120.0
 _SERVERS_LISTED: Final = 64
 
@@ -96,16 +96,16 @@ class MemoryDiscovery:
 
 
 class LocalNetwork:
-    """Discovery, relays and clients on ``reactor``, as an asynchronous context manager; each use makes them anew.
+    """Discovery, relays and clients on ``reactor``, as an asynchronous context manager; each use makes new ones.
 
     ``discovery`` is ``"memory"`` (in process, no HTTP), ``"http"`` (the real HTTP API on loopback, on the real reactor
-    only) or ``None`` (clients are given the relays as pinned ones). ``limits`` holds for every relay of dmsg; without it,
-    relays are not waited for longer than :data:`DRAIN_TIMEOUT_S` at the end. ``events`` gets the events of relays and
-    clients. ``random`` gives random bytes.
+    only) or ``None`` (clients get the relays as pinned ones). ``limits`` holds for every relay of dmsg; by default, relays
+    drain for at most :data:`DRAIN_TIMEOUT_S`. ``events`` gets the events of relays and clients. ``random`` gives random
+    bytes.
 
-    ``relays``, ``clients`` and ``pinned`` are what there is of dmsg, ``messaging_relays``, ``messaging_clients`` and
-    ``messaging_pinned`` of the messaging system, ``discovery`` the ``IDiscovery`` (or ``None``) and ``discovery_url`` the
-    URL of a real one, else "".
+    ``relays``, ``clients`` and ``pinned`` are the parts of dmsg, ``messaging_relays``, ``messaging_clients`` and
+    ``messaging_pinned`` those of the messaging system, ``discovery`` is the ``IDiscovery`` (or ``None``) and
+    ``discovery_url`` the URL of a real discovery, otherwise "".
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class LocalNetwork:
         await self.stop()
 
     async def start(self) -> None:
-        """Start discovery, then the relays; returns when they can be found."""
+        """Start discovery, then the relays; returns when clients can find them."""
         if self._kind == "memory":
             self.discovery = MemoryDiscovery(self.now_ns)
         elif self._kind == "http":
@@ -213,7 +213,7 @@ class LocalNetwork:
     async def add_relay(
         self, key: SecretKey | None = None, *, kind: type[DmsgRelay] = DmsgRelay, **options: Any
     ) -> DmsgRelay:
-        """Start one relay more; returns when it listens and, if there is a discovery, can be found there.
+        """Start another relay; returns when it listens and, if there is a discovery, can be found there.
 
         ``options`` go to ``kind``, which is :class:`~dmsg.mux.relay.service.DmsgRelay` or a class like it.
         """
@@ -253,7 +253,7 @@ class LocalNetwork:
         return relay
 
     async def stop_relay(self, relay: DmsgRelay | MessagingRelay) -> None:
-        """Stop one of the relays: drained, withdrawn, its connections closed, and its clients know that."""
+        """Stop a relay: it drains, withdraws and closes its connections. Returns when its clients know that."""
         key = relay.key.public_key
         for pinned in (self.pinned, self.messaging_pinned):
             pinned[:] = [one for one in pinned if one.public_key != key]
@@ -267,8 +267,8 @@ class LocalNetwork:
     async def client(self, *, key: SecretKey | None = None, min_servers: int = 1, **options: Any) -> DmsgClient:
         """A client that is connected and can be dialled. ``options`` go to :class:`~dmsg.mux.client.service.DmsgClient`.
 
-        Among them may be ``link``, a :class:`~dmsg.testing.link.Link` over which it reaches the network (which has to be
-        a :class:`~dmsg.testing.memory.MemoryNetwork`); so it may for all kinds of clients.
+        All kinds of clients also take ``link``, a :class:`~dmsg.testing.link.Link` over which the client reaches the network,
+        which has to be a :class:`~dmsg.testing.memory.MemoryNetwork`.
         """
         return await self._started(self.new_client(key=key, min_servers=min_servers, **options))
 
@@ -284,7 +284,7 @@ class LocalNetwork:
         return client
 
     def new_client(self, *, key: SecretKey | None = None, **options: Any) -> DmsgClient:
-        """A client of this network that has not been started; it is stopped with the network all the same."""
+        """A client of this network that has not been started; it is stopped with the network anyway."""
         return self._new_client(DmsgClient, key, options, self.pinned, self.clients)
 
     def new_messaging_client(self, *, key: SecretKey | None = None, **options: Any) -> MessagingClient:
@@ -308,13 +308,13 @@ class LocalNetwork:
         return client
 
     async def stop_client(self, client: DmsgClient | MessagingClient) -> None:
-        """Stop one of the clients: withdrawn, its transports and sessions closed."""
+        """Stop a client: it withdraws, and closes its transports and sessions."""
         cast("list[Any]", self.clients if isinstance(client, DmsgClient) else self.messaging_clients).remove(client)
         await self.wait(client.stopService())
 
     @property
     def _settings(self) -> dict[str, Any]:
-        """What relays and clients have in common."""
+        """The common arguments of relays and clients."""
         return {
             "discovery": self.discovery,
             "events": self._events,
@@ -324,7 +324,7 @@ class LocalNetwork:
 
     @property
     def endpoint_arguments(self) -> str:
-        """What an endpoint string needs to reach this network: ``f"dmsg:{pk}:{network.endpoint_arguments}"``."""
+        """The arguments with which an endpoint string reaches this network: ``f"dmsg:{pk}:{network.endpoint_arguments}"``."""
         return self._endpoint_arguments(self.pinned)
 
     @property
@@ -344,7 +344,7 @@ class LocalNetwork:
         return int(self.reactor.seconds() * 1e9)
 
     async def wait(self, awaitable: Awaitable[T]) -> T:
-        """The outcome of ``awaitable``. A fake clock is moved on until there is one, at most :data:`WAIT_LIMIT_S`."""
+        """The outcome of ``awaitable``. Moves a fake clock on until there is one, at most :data:`WAIT_LIMIT_S`."""
         if not isinstance(self.reactor, MemoryNetwork):
             return await awaitable
         outcome: Deferred[T]
@@ -362,7 +362,7 @@ class LocalNetwork:
         return await outcome
 
     async def settle(self, turns: int = 20) -> None:
-        """Let everything happen that needs no time: a few turns of the reactor, or whatever a fake clock has due now."""
+        """Let everything happen that needs no time: a few turns of the reactor, or all calls that are due on a fake clock."""
         if not isinstance(self.reactor, MemoryNetwork):
             for _ in range(turns):
                 await deferLater(self.reactor, 0)

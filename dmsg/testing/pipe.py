@@ -1,8 +1,8 @@
 """An in-memory pipe between two protocols that behaves like a TCP connection, flow control included.
 
-Each end is a Twisted ``FileDescriptor`` over a bounded stretch of memory instead of a socket, so that producers are
-paused, buffers are flushed and reasons are given exactly as Twisted's own TCP does it. Time is a clock's: nothing
-happens before it is advanced, ``advance(0)`` lets everything happen that needs no time, and no call re-enters another.
+Each end is a Twisted ``FileDescriptor`` over a bounded buffer in memory instead of a socket, so that it pauses producers,
+flushes buffers and gives reasons exactly as Twisted's own TCP does. A clock tells the time: nothing happens before the clock
+is advanced, ``advance(0)`` lets everything happen that needs no time, and no call re-enters another.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from zope.interface import implementer
 
 from dmsg.testing.link import Lane, Link
 
-#: How much one turn of one end reads at most, in bytes: as much as Twisted takes from a socket at once.
+#: Most bytes that one end reads in one turn: as much as Twisted reads from a socket at once.
 READ_BYTES = 65536
-#: When bytes that are lost on the way are sent again, in seconds, and when no later any more.
+#: Seconds until lost bytes are sent again for the first time, and the limit to which this time is doubled.
 RETRANSMIT_S = 0.2
 RETRANSMIT_LIMIT_S = 10.0
 
-#: How a read is cut into ``dataReceived`` calls: ``None`` gives all that is there, ``"bytes"`` one byte at a time,
-#: ``"random"`` random pieces, a number pieces of that size, a function the size of the next piece (at least 1) for the
-#: number of bytes that are there.
+#: How a read is cut into ``dataReceived`` calls: ``None`` gives all available bytes, ``"bytes"`` one byte at a time,
+#: ``"random"`` random pieces, a number pieces of that size; a function gets the number of available bytes and returns the size
+#: of the next piece (at least 1).
 Chunking = None | Literal["bytes", "random"] | int | Callable[[int], int]
 
 _log = Logger()
@@ -54,12 +54,12 @@ def _cutter(chunking: Chunking, random: Random) -> Callable[[int], int]:
 class PipeEnd(FileDescriptor):
     """One end of a :class:`Pipe`: an ``ITCPTransport``, consumer and push producer.
 
-    ``protocol`` is the one it serves; ``on_lost`` is called after that has lost this end.
+    ``protocol`` is the protocol it serves; ``on_lost`` is called after the protocol was told of the loss.
     """
 
     def __init__(self, pipe: Pipe, host: IPv4Address, peer: IPv4Address, lane: Lane | None) -> None:
         self._pipe = pipe
-        self._lane = lane  # the way to this end
+        self._lane = lane  # the lane towards this end
         self._full_since: float | None = None
         self._reading = self._writing = self._aborting = False
         super().__init__(pipe.clock)
@@ -68,12 +68,12 @@ class PipeEnd(FileDescriptor):
         self.protocol: Any = None
         self.other: PipeEnd = self
         self._host, self._peer = host, peer
-        # What is on its way to this end: the bytes, and when how many of them may be read.
+        # The bytes on their way to this end, and the arrival times of parts of them.
         self._wire = bytearray()
         self._arrivals: deque[tuple[float, int]] = deque()
         self._readable = 0
         self._end_at: float | None = None
-        # When the other end, which is gone, has answered what it was sent by a reset: nothing can be written from then on.
+        # When the reset arrives with which the other end, which is gone, answers data. From then on nothing can be written.
         self._reset_at: float | None = None
         self._call: Any = None
         self._options = {"nodelay": False, "keepalive": False}
@@ -105,7 +105,7 @@ class PipeEnd(FileDescriptor):
         self._writing = False
 
     def _next_at(self) -> float | None:
-        """When this end has something to do: 0.0 for now, ``None`` for not before something else happens."""
+        """When this end has something to do: 0.0 means now, ``None`` not before something else happens."""
         if self.disconnected:
             return None
         write_at = (self.other._room_at() if self._unsent() else 0.0) if self._writing else None
@@ -120,7 +120,7 @@ class PipeEnd(FileDescriptor):
         return len(self.dataBuffer) - self.offset + self._tempDataLen
 
     def _room(self) -> int:
-        """How many bytes the way to this end still takes. To an end that is gone any number, all of them lost."""
+        """How many more bytes fit on the way to this end. An end that is gone accepts any number, and loses them."""
         if self.disconnected:
             return READ_BYTES
         if self._lane is None:
@@ -128,7 +128,7 @@ class PipeEnd(FileDescriptor):
         return min(self._lane.window_bytes - len(self._wire), self._lane.room(self._pipe.clock.seconds()))
 
     def _room_at(self) -> float | None:
-        """When that is not 0: 0.0 for now, ``None`` for not before this end reads."""
+        """When :meth:`_room` is more than 0: 0.0 means now, ``None`` not before this end reads."""
         if self._room() > 0:
             return 0.0
         if self._lane is None or len(self._wire) >= self._lane.window_bytes:
@@ -169,7 +169,7 @@ class PipeEnd(FileDescriptor):
 
     def writeSomeData(self, data: bytes) -> int | Exception:
         now = self._pipe.clock.seconds()
-        # An end that reads has what was sent before the reset first.
+        # An end that reads first gets the data that was sent before the reset.
         reads_on = self._reading and (self._wire or self._end_at is not None)
         if self._reset_at is not None and self._reset_at <= now and not reads_on and not self._pipe.frozen:
             return error.ConnectionLost()
@@ -193,7 +193,7 @@ class PipeEnd(FileDescriptor):
             self._full_since = None
 
     def doRead(self) -> Exception | None:
-        """Hand what has arrived to the protocol; gives ``ConnectionDone`` at the end of the stream."""
+        """Hand arrived data to the protocol; returns ``ConnectionDone`` at the end of the stream."""
         now = self._pipe.clock.seconds()
         while self._arrivals and self._arrivals[0][0] <= now:
             self._readable += self._arrivals.popleft()[1]
@@ -227,7 +227,7 @@ class PipeEnd(FileDescriptor):
             self.other._end_at = self._pipe.delay_s + (now if lane is None else lane.end_at(now))
 
     def readConnectionLost(self, reason: Failure) -> None:
-        """The other end will send no more: protocols that know half-closed connections go on, others lose theirs."""
+        """The other end sends no more: a protocol that supports half-closed connections goes on, others lose the connection."""
         self.stopReading()
         half = interfaces.IHalfCloseableProtocol(self.protocol, None)
         if half is None:
@@ -240,7 +240,7 @@ class PipeEnd(FileDescriptor):
             self.connectionLost(Failure())
 
     def connectionLost(self, reason: Failure) -> None:
-        """End this end: its protocol is told once, the other one once everything sent has arrived (or by a reset)."""
+        """Close this end and tell its protocol once; the other end is told after all sent data has arrived, or by a reset."""
         if self.disconnected:
             return
         FileDescriptor.connectionLost(self, reason)
@@ -265,7 +265,7 @@ class PipeEnd(FileDescriptor):
         self._pipe._end_lost()
 
     def abortConnection(self) -> None:
-        """Drop the connection and what is unsent; the other end loses its as soon as that can be known."""
+        """Drop the connection and unsent data; the other end loses its connection as soon as it can know."""
         if self.disconnected or self._aborting:
             return
         self._aborting = True
@@ -275,7 +275,7 @@ class PipeEnd(FileDescriptor):
         self._pipe.clock.callLater(0, self.connectionLost, Failure(error.ConnectionAborted()))
 
     def _trip_s(self) -> float:
-        """How long what needs no room is on its way to this end."""
+        """How long a message that needs no room, such as a reset, takes to this end."""
         return self._pipe.delay_s + (self._lane.delay_s if self._lane is not None else 0.0)
 
     def _reset_soon(self) -> None:
@@ -306,15 +306,16 @@ class PipeEnd(FileDescriptor):
 
 
 class Pipe:
-    """Two ends ``a`` and ``b``, and the strings a test may pull; :meth:`connect` attaches protocols to them.
+    """Two ends ``a`` and ``b``, with controls for a test; :meth:`connect` attaches protocols to them.
 
-    ``clock`` is an ``IReactorTime``: usually a ``twisted.internet.task.Clock``, but the real reactor does as well.
+    ``clock`` is an ``IReactorTime``: usually a ``twisted.internet.task.Clock``, but the real reactor works as well.
     ``chunking`` says how bytes come out (:data:`Chunking`; ``random`` decides for ``"random"``), ``delay_s`` how long
-    they are on their way, ``high_water_bytes`` how many fit on it in each direction and beyond how many unsent bytes a
-    producer is paused. Over a ``link`` it is the link that says how many bytes fit, and ``delay_s`` is added to its delay.
+    they are under way. ``high_water_bytes`` is how many fit on the way in each direction, and the number of unsent bytes
+    above which a producer is paused. Over a ``link``, the link decides how many bytes fit, and ``delay_s`` is added to its
+    delay.
 
-    ``frozen`` tells whether it is, ``closed`` whether both ends are gone. ``delay_s`` and ``loss`` may be changed while
-    it is open: ``loss`` is the share of writes that are lost on the way and, as TCP does it, sent again later.
+    ``frozen`` tells whether the pipe is frozen, ``closed`` whether both ends are gone. ``delay_s`` and ``loss`` may be
+    changed while it is open: ``loss`` is the share of writes that are lost and, as with TCP, sent again later.
     """
 
     def __init__(
@@ -343,7 +344,7 @@ class Pipe:
         self.a.other, self.b.other = self.b, self.a
 
     def travel_s(self) -> float:
-        """How long what is written now is on its way, in seconds: what is lost is sent again, each time twice as late."""
+        """How long data written now is under way, in seconds: lost data is sent again, after a time that doubles."""
         late_s, again_s = self.delay_s, RETRANSMIT_S
         while self.loss and self.random.random() < self.loss and again_s < RETRANSMIT_LIMIT_S:
             late_s, again_s = late_s + again_s, 2 * again_s
@@ -355,7 +356,7 @@ class Pipe:
         return bool(self.a.disconnected and self.b.disconnected)
 
     def connect(self, protocol_a: Any, protocol_b: Any) -> Pipe:
-        """Attach the protocols; each is told at once, ``a`` first. Gives the pipe itself."""
+        """Attach the protocols; each is told at once, ``a`` first. Returns the pipe itself."""
         if self.link is not None:
             self.link.pipes.append(self)
         self.a._attach(protocol_a)
@@ -363,16 +364,16 @@ class Pipe:
         return self
 
     def freeze(self) -> None:
-        """Nothing arrives any more, closing included, and no end is told: a half-open connection. See :meth:`thaw`."""
+        """Let nothing arrive any more, not even a close, and tell no end: a half-open connection. See :meth:`thaw`."""
         self.frozen = True
 
     def thaw(self) -> None:
-        """Let what is on its way, and what comes, arrive again."""
+        """Let data under way, and later data, arrive again."""
         self.frozen = False
         self._wake()
 
     def cut(self, reason: Exception | None = None) -> None:
-        """Both ends lose the connection now, with what is on its way: ``ConnectionLost`` unless ``reason`` is given."""
+        """Break the connection of both ends now, and lose data under way; ``reason`` is ``ConnectionLost`` by default."""
         for end in (self.a, self.b):
             end._end_at = None
         for end in (self.a, self.b):

@@ -1,4 +1,4 @@
-"""Protocols and producers that record what a transport does with them; the conformance kit is built of them."""
+"""Protocols and producers that record what a transport does with them; the conformance kit uses them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from zope.interface import implementer
 
 
 def pattern(size: int, start: int = 0) -> bytes:
-    """``size`` bytes in which a byte that is missing, doubled or moved shows (period 251)."""
+    """``size`` bytes in which a missing, doubled or moved byte can be detected (period 251)."""
     turn = bytes(range(251))
     offset = start % 251
     return (turn * (size // 251 + 2))[offset : offset + size]
@@ -22,8 +22,8 @@ def pattern(size: int, start: int = 0) -> bytes:
 class ConformanceProtocol(Protocol):
     """Records what happens to it, in order, and fires Deferreds when it does.
 
-    ``received`` is all the bytes so far, ``lost`` the reasons of ``connectionLost`` (one, if all is well),
-    ``connected_at_data`` whether ``connectionMade`` came before the data.
+    ``received`` is all the bytes so far, ``lost`` the reasons of ``connectionLost`` (one, if all is well), and
+    ``data_while_not_connected`` counts data before ``connectionMade`` or after ``connectionLost``.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class ConformanceProtocol(Protocol):
         self._waiting: list[tuple[Callable[[], bool], Deferred[None]]] = []
 
     def connectionMade(self) -> None:
-        """Count, and do what the test wants done first."""
+        """Count, and call ``on_made``."""
         self.made += 1
         if self.on_made is not None:
             self.on_made(self)
@@ -55,7 +55,7 @@ class ConformanceProtocol(Protocol):
         self._check()
 
     def when(self, condition: Callable[[], bool]) -> Deferred[None]:
-        """Fires as soon as ``condition`` holds; it is looked at after everything that happens to this protocol."""
+        """Fires as soon as ``condition`` holds; it is checked after everything that happens to this protocol."""
         waiter: Deferred[None] = Deferred()
         self._waiting.append((condition, waiter))
         self._check()
@@ -78,7 +78,7 @@ class ConformanceProtocol(Protocol):
 
 @implementer(interfaces.IPushProducer)
 class PushProducer:
-    """Writes pieces as long as it is not paused, up to ``total`` bytes; counts what it is told."""
+    """Writes pieces while it is not paused, up to ``total`` bytes; counts pauses, resumes and stops."""
 
     def __init__(self, transport: Any, reactor: Any, total: int, piece: int = 16384) -> None:
         self.transport, self.reactor, self.total, self.piece = transport, reactor, total, piece
@@ -106,7 +106,7 @@ class PushProducer:
     def resumeProducing(self) -> None:
         self.resumes += 1
         self.paused = False
-        # Not from inside the consumer's own call: what is told here may come in the middle of a write.
+        # Not from inside the consumer's call, which may come in the middle of a write.
         self.reactor.callLater(0, self._work)
 
     def stopProducing(self) -> None:
@@ -134,7 +134,7 @@ class PullProducer:
 
 
 class OneProtocolFactory(Factory):
-    """A factory that gives the protocol it was made for."""
+    """A factory that always returns the same given protocol."""
 
     noisy = False
 

@@ -1,4 +1,4 @@
-"""Programs in processes of their own, for system tests: started, watched by what they print, and never left behind. ::
+"""Programs in processes of their own, for system tests, which watch their output and always end them. ::
 
 async with Process(reactor, [sys.executable, "-m", "twisted", "dmsg-server", …]) as server:
     port = (await server.line(r"listening on port (\\d+)")).group(1)
@@ -26,34 +26,34 @@ from twisted.python.failure import Failure
 from dmsg.glue.reactors import REACTOR_VARIABLE
 from dmsg.ops.settings import PREFIX
 
-#: How long to wait for a line or an end, unless a test says otherwise, in seconds: starting takes long on a busy machine.
+#: Default timeout for a line or an end, in seconds: starting takes long on a busy machine.
 PATIENCE_S: Final = 30.0
-#: Output beyond this is forgotten from its beginning: a program that raves must not fill the memory of its test.
+#: Bytes of output that are kept, the latest ones: endless output must not fill the memory of its test.
 OUTPUT_LIMIT_BYTES: Final = 4 * 1024 * 1024
-#: How long the output of programs that a program has started, and that live longer, is still read, in seconds.
+#: Seconds for which output is still read after a program has exited, from programs that it has started and that live longer.
 HEIRS_S: Final = 1.0
-#: A line that is longer counts as ended here.
+#: A longer line is cut after this many bytes.
 LINE_LIMIT_BYTES: Final = 65_536
 
 
 class ProcessFailed(AssertionError):
-    """A program ended, or did not do in time what was waited for; the message has its output."""
+    """A program ended, or did not do the awaited in time; the message has its output."""
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A TCP port without a listener at the moment. Only for programs that cannot be given port 0."""
+    """A TCP port that has no listener now. Only for programs that cannot be given port 0."""
     with socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
 
 
 def environ_without_settings() -> dict[str, str]:
-    """The environment without the settings of dmsg, for a program. Which reactor it runs on stays."""
+    """The environment for a program, without the settings of dmsg, except the one that chooses its reactor."""
     return {name: text for name, text in os.environ.items() if not name.startswith(PREFIX) or name == REACTOR_VARIABLE}
 
 
 class _Watcher(ProcessProtocol):
-    """Hands everything to its :class:`Process`."""
+    """Passes everything to its :class:`Process`."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -127,18 +127,18 @@ class Process:
         return int(self._transport.pid)
 
     def signal(self, number: int) -> None:
-        """Send it a signal; silent when it has ended."""
+        """Send it a signal; does nothing when it has ended."""
         with contextlib.suppress(ProcessExitedAlready):
             self._transport.signalProcess(int(number))
 
     async def stop(self) -> int:
-        """Kill it, if it still runs, and wait until it is gone; gives its status."""
+        """Kill it, if it still runs, and wait until it is gone; returns its status."""
         if self.status is None:
             self.signal(signals.SIGKILL)
         return await self.ended()
 
     async def ended(self) -> int:
-        """Wait until it has ended; gives its status. Raises ``ProcessFailed`` when it does not in time."""
+        """Wait until it has ended; returns its status. Raises ``ProcessFailed`` when it does not end in time."""
         await self._until(lambda: self.status is not None, "did not end")
         assert self.status is not None
         return self.status
@@ -151,10 +151,9 @@ class Process:
         return self._output.decode("utf-8", "replace")
 
     async def line(self, pattern: str) -> re.Match[str]:
-        """Wait for a whole line in which ``pattern`` is found, after the line found last; gives the match.
+        """Wait for a whole line in which ``pattern`` is found, after the line found last; returns the match.
 
-        Raises ``ProcessFailed`` with all the output when it does not come in time, or cannot, because the program has
-        ended.
+        Raises ``ProcessFailed`` with all the output when the line does not come in time, or the program has ended.
         """
         compiled = re.compile(pattern)
         found: list[re.Match[str]] = []
@@ -184,7 +183,7 @@ class Process:
     # --- inside -------------------------------------------------------------------------------------------------------
 
     def _said(self, stream: int, data: bytes) -> None:
-        # Standard output and error come through two pipes: only whole lines may be put one after the other.
+        # Standard output and error come through two pipes, so only whole lines may be merged.
         unfinished = self._unfinished.setdefault(stream, bytearray())
         unfinished += data
         end = unfinished.rfind(b"\n") + 1
@@ -201,7 +200,7 @@ class Process:
             self._read = max(0, self._read - excess)
 
     def _exited(self) -> None:
-        # What it has started may hold its output open for ever.
+        # Programs that it has started may hold its output open for ever.
         self._closing = self._reactor.callLater(HEIRS_S, self._transport.loseConnection)
 
     def _ended(self, reason: Failure) -> None:

@@ -1,8 +1,8 @@
-"""A client and a relay that do what they are told: they shake hands and seal records, and send any bytes a test wants.
+"""A client and a relay under a test's control: they shake hands and seal records, and send any bytes that a test wants.
 
-For tests of how a dmsg relay or client bears a peer that is broken, hostile or merely unusual. A
-:class:`RawConnection` speaks handshake, records and frames (:doc:`/spec/connection`, :doc:`/spec/frames`), keeps none
-of the rules above them, and works over any endpoint, of real sockets or of
+For tests of how a dmsg relay or client handles a peer that is broken, hostile or merely unusual. A
+:class:`RawConnection` speaks handshake, records and frames (:doc:`/spec/connection`, :doc:`/spec/frames`), but follows none
+of the rules above them. It works over any endpoint, of real sockets or of
 :class:`~dmsg.testing.memory.MemoryNetwork`::
 
     raw = await connect_raw(endpoint, server.key.public_key)
@@ -51,7 +51,7 @@ class ForgedKey(SecretKey):
     """A key that presents 33 bytes of the test's choice as its public half, in a handshake or elsewhere."""
 
     def __init__(self, public: bytes, secret: bytes = bytes(31) + b"\x01") -> None:
-        """``public`` is what the other side gets to see; ``secret`` is what is calculated with."""
+        """The other side sees ``public``; ``secret`` is used for calculations."""
         super().__init__(secret)
         forged = object.__new__(PublicKey)
         object.__setattr__(forged, "raw", public)
@@ -61,10 +61,10 @@ class ForgedKey(SecretKey):
 class RawConnection(Protocol):
     """One end of a connection, under a test's control.
 
-    ``remote`` is the relay's key and makes this a client; without it this is a relay. With ``shake`` false the
-    handshake is left to the test, too: bytes that come stand in :attr:`received`. :attr:`on_frame` sees every frame first
-    and keeps those it returns ``True`` for. :attr:`records`, once there, seals and opens; :attr:`lost_reason` is set
-    when the connection has ended.
+    With ``remote``, the relay's key, this is a client; without it a relay. If ``shake`` is false, the test has to do the
+    handshake itself, and finds received bytes in :attr:`received`. :attr:`on_frame` sees every frame first; frames for which
+    it returns ``True`` go no further. :attr:`records` seals and opens after the handshake; :attr:`lost_reason` is set when the
+    connection has ended.
     """
 
     noisy = False
@@ -75,12 +75,12 @@ class RawConnection(Protocol):
         self.key = key
         self.remote = remote
         self.on_frame: Callable[[RawFrame], bool] | None = None
-        #: Called once there is a connection, and once its handshake is done, before anything else is.
+        #: Called when the connection is made, and when its handshake is done, before anything else happens.
         self.on_made: Callable[[], None] | None = None
         self.on_sealed: Callable[[], None] | None = None
-        #: All bytes that came and belong to no record: everything without ``shake``.
+        #: All received bytes that belong to no record: without ``shake``, all bytes.
         self.received = bytearray()
-        #: How many bytes came in all.
+        #: How many bytes were received in all.
         self.received_bytes = 0
         self.records: RecordLayer | None = None
         self.lost_reason: Failure | None = None
@@ -121,7 +121,7 @@ class RawConnection(Protocol):
             self._on_records(data)
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
-        """Fire what waits for the end, and fail all else that waits."""
+        """Fire waits for the end, and fail all others."""
         self.lost_reason = reason
         self._lost_waiters.fire(None)
         self._frame_waiters.fire(reason)
@@ -134,11 +134,11 @@ class RawConnection(Protocol):
         self.transport.write(data)  # type: ignore[union-attr]
 
     def send_packet(self, body: bytes) -> None:
-        """Write ``body`` with its length before it, not sealed."""
+        """Write ``body`` after its length, not sealed."""
         self.send_bytes(packet(body))
 
     def seal(self, plaintext: bytes) -> bytes:
-        """``plaintext`` as records, not sent: to be repeated, dropped, swapped or altered."""
+        """``plaintext`` as records, which are not sent, so that a test can repeat, drop, swap or alter them."""
         assert self.records is not None, "the handshake is not done"
         return self.records.seal(plaintext)
 
@@ -157,7 +157,7 @@ class RawConnection(Protocol):
         self.send_plain(b"".join([encode_frame(*frame) for frame in frames]))
 
     def pause(self) -> None:
-        """Read nothing more."""
+        """Stop reading."""
         self.transport.pauseProducing()  # type: ignore[union-attr]
 
     def resume(self) -> None:
@@ -165,7 +165,7 @@ class RawConnection(Protocol):
         self.transport.resumeProducing()  # type: ignore[union-attr]
 
     def close(self) -> None:
-        """End the connection once what was written has gone."""
+        """End the connection once all written data has been sent."""
         self.transport.loseConnection()  # type: ignore[union-attr]
 
     def abort(self) -> None:
@@ -175,12 +175,12 @@ class RawConnection(Protocol):
     # --- waiting ------------------------------------------------------------------------------------------------------
 
     async def sealed(self) -> None:
-        """Wait until the handshake is done; raises the reason of a loss that comes first."""
+        """Wait until the handshake is done; raises the reason if the connection is lost before."""
         if self.records is None:
             await self._wait(self._sealed_waiters)
 
     async def next_frame(self, kind: int | None = None, transport_id: int | None = None) -> RawFrame:
-        """Wait for a frame, of this type and id if given; others are dropped. Raises the reason of a loss."""
+        """Wait for a frame, of this type and id if given; drops others. Raises the reason if the connection is lost."""
         while True:
             while self._frames:
                 frame = self._frames.popleft()
@@ -189,13 +189,13 @@ class RawConnection(Protocol):
             await self._wait(self._frame_waiters)
 
     def take_frames(self) -> list[RawFrame]:
-        """All frames that came and were not asked for."""
+        """All received frames that have not been taken yet."""
         frames = list(self._frames)
         self._frames.clear()
         return frames
 
     async def lost(self) -> BaseException:
-        """Wait for the end of the connection and give its reason."""
+        """Wait for the end of the connection, and return its reason."""
         if self.lost_reason is None:
             await self._lost_waiters.wait()
         assert self.lost_reason is not None
@@ -270,8 +270,8 @@ async def connect_raw(
 ) -> RawConnection:
     """A raw client of ``server`` behind ``endpoint``, its handshake done unless ``shake`` is false.
 
-    ``connection`` is used if given, otherwise one is made. The server's OK is the first frame to be asked for. Raises
-    what connecting raises, and the reason of a loss.
+    ``connection`` is used if given, otherwise one is made. The first frame to take is the server's OK. Raises the errors of
+    connecting, and the reason if the connection is lost.
     """
     raw = connection or RawConnection(key or SecretKey.generate(random), server, shake=shake, random=random)
     await endpoint.connect(quiet_factory(lambda: raw))
@@ -281,9 +281,9 @@ async def connect_raw(
 
 
 class RawRelay:
-    """Takes connections as a relay does; each is a :class:`RawConnection`.
+    """Accepts connections as a relay does; each is a :class:`RawConnection`.
 
-    With ``say_ok`` every client that has shaken hands is admitted; the rest is the test's.
+    With ``say_ok`` it sends OK to every client after the handshake; the test does the rest.
     """
 
     def __init__(
@@ -306,7 +306,7 @@ class RawRelay:
         self._waiters: Waiters[None] = Waiters()
 
     async def listen(self) -> PinnedServer:
-        """Begin to listen; what comes back tells a client where."""
+        """Begin to listen; returns where clients can connect."""
         self._port = await self._endpoint.listen(quiet_factory(self._build))
         host = self._port.getHost()
         return PinnedServer(self.key.public_key, HostPort(host.host, host.port))
@@ -322,7 +322,7 @@ class RawRelay:
         return raw
 
     async def stop(self) -> None:
-        """Listen no more and reset what is connected."""
+        """Stop listening, and reset all connections."""
         if self._port is not None:
             port, self._port = self._port, None
             await port.stopListening()

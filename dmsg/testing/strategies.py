@@ -1,6 +1,6 @@
-"""Hypothesis strategies for what dmsg deals in: keys, frames, ways to cut a stream, and bytes that mean harm.
+"""Hypothesis strategies for keys, frames, ways to cut a stream, and hostile bytes.
 
-Needs ``hypothesis``; nothing else in the package does.
+Only this module of the package needs ``hypothesis``.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dmsg.mux.core import wire
 
 #: One less than the order of the curve: the largest secret key.
 LARGEST_SECRET: Final = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364140
-#: Coordinates of points are below this prime: a larger x belongs to no point.
+#: Coordinates of points are below this prime: no point has a larger x.
 FIELD_PRIME: Final = 2**256 - 2**32 - 977
-#: By name: 33 bytes each that look like a public key and are no point of the curve.
+#: By name: 33 bytes each that look like a public key but are not a point of the curve.
 BAD_POINTS: Final = {
     "zeros": bytes(33),
     "the prime": b"\x02" + FIELD_PRIME.to_bytes(32, "big"),
@@ -28,12 +28,12 @@ _KINDS: Final = tuple(int(kind) for kind in wire.FrameType)
 
 
 def secret_key(number: int) -> SecretKey:
-    """The secret key that is ``number``: the same in every run. 1 to :data:`LARGEST_SECRET`, else ``InvalidKey``."""
+    """The secret key ``number``, the same in every run. Raises ``InvalidKey`` unless it is 1 to :data:`LARGEST_SECRET`."""
     return SecretKey(number.to_bytes(32, "big") if 0 <= number < 2**256 else b"")
 
 
 def secret_keys() -> st.SearchStrategy[SecretKey]:
-    """Secret keys; small ones first, the ends of the range among them."""
+    """Secret keys; small ones first, including the ends of the range."""
     numbers = st.integers(1, 64) | st.integers(1, LARGEST_SECRET) | st.just(LARGEST_SECRET)
     return numbers.map(secret_key)
 
@@ -44,7 +44,7 @@ def public_keys() -> st.SearchStrategy[PublicKey]:
 
 
 def transport_ids() -> st.SearchStrategy[int]:
-    """Transport ids of either parity, the ends of the range among them."""
+    """Transport ids of either parity, including the ends of the range."""
     return st.sampled_from((0, 1, 2, 3, 0xFFFE, 0xFFFF)) | st.integers(0, 0xFFFF)
 
 
@@ -71,7 +71,7 @@ def frames(max_data_bytes: int = 200) -> st.SearchStrategy[bytes]:
 
 
 def cut_at(data: bytes, places: list[int]) -> list[bytes]:
-    """``data`` in pieces that begin at 0 and at ``places``; none is empty, together they are ``data``."""
+    """``data`` in pieces that begin at 0 and at ``places``; no piece is empty, and together they are ``data``."""
     ends = sorted({place for place in places if 0 < place < len(data)})
     return [data[start:end] for start, end in zip([0, *ends], [*ends, len(data)], strict=True) if start < end]
 
@@ -86,7 +86,7 @@ def cuts(data: bytes) -> st.SearchStrategy[list[bytes]]:
 
 @st.composite
 def _spoilt(draw: st.DrawFn, max_size: int) -> bytes:
-    """Frames that were well formed before something happened to one of their bytes, their length or their order."""
+    """Well-formed frames of which some bytes, the length or the order have been changed."""
     parts = draw(st.lists(frames(40), min_size=1, max_size=6))
     data = bytearray(b"".join(draw(st.permutations(parts))))
     for _ in range(draw(st.integers(0, 4))):
@@ -97,10 +97,10 @@ def _spoilt(draw: st.DrawFn, max_size: int) -> bytes:
 
 
 def hostile_bytes(max_size: int = 600) -> st.SearchStrategy[bytes]:
-    """At most ``max_size`` bytes from a peer that means harm.
+    """At most ``max_size`` bytes from a hostile peer.
 
-    Noise, runs of one byte, headers that announce more than there is or more than there may be, and frames that are
-    nearly right.
+    Noise, runs of one byte, headers that announce more data than there is or than is allowed, and frames that are nearly
+    right.
     """
     runs: Any = st.tuples(st.sampled_from([b"\0", b"\xff", b"\x01", b"{", b"\n"]), st.integers(0, max_size))
     headers = st.builds(
