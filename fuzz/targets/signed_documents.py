@@ -38,7 +38,8 @@ def one_input(data: bytes) -> None:
         return
     given = {"format": RANKS.format, "version": 1, **json.loads(data), "issuer": str(ISSUER.public_key)}
     given.pop("signature", None)
-    assert json.loads(_unsigned(json.loads(text))) == given
+    # Two halves of a character that stand apart in the input, one as an escape, are one character in what is signed.
+    assert json.loads(_unsigned(json.loads(text))) == json.loads(json.dumps(given))
     document = _opened(RANKS, text)
     if document is None:
         assert _complaints(RANKS, text)[0] <= {"not_json", "wrong_format", "wrong_version", "bad_field"}
