@@ -236,6 +236,22 @@ def request_of(twin: int, command: str, payload: bytes = b"", uid: str = "uid") 
     return accepted(envelope)
 
 
+class LostPush:
+    """Has the first :meth:`RedisLists.push_once` fail as if its connection was lost; the later ones go through."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, maybe_done: bool) -> None:
+        self.is_over = False
+        push_once = RedisLists.push_once
+
+        async def lose_the_first(lists: RedisLists, *arguments: Any, **options: Any) -> bool:
+            if not self.is_over:
+                self.is_over = True
+                raise RedisAway("connection lost", maybe_done=maybe_done)
+            return await push_once(lists, *arguments, **options)
+
+        monkeypatch.setattr(RedisLists, "push_once", lose_the_first)
+
+
 class Peer:
     """A gateway on an exchange that does as it is told, and local programs at its Redis."""
 

@@ -31,7 +31,7 @@ from dmsg.rmb.peer.commands import BACKLOG, LOCAL, LOCAL_TAKEN, REPLY, REPLY_TAK
 from dmsg.rmb.peer.redis import RedisLists
 from dmsg.sansio.backoff import Backoff
 
-from .conftest import Peer, answer_to
+from .conftest import LostPush, Peer, answer_to
 
 RECORDED = {
     "ver": 1, "ref": "mine", "cmd": "calc.add", "exp": 60, "dat": "MSAy", "tag": None, "dst": [100], "ret": "answers",
@@ -547,18 +547,9 @@ async def test_an_answer_that_was_taken_before_redis_stopped_is_not_pushed_again
 async def test_an_answer_without_a_note_is_pushed_again_if_redis_may_have_had_it_and_has_not(
     peer: Peer, monkeypatch: Any
 ) -> None:
-    push_once, is_lost = RedisLists.push_once, True
-
-    async def lose_the_command(self: RedisLists, *arguments: Any, **options: Any) -> bool:
-        nonlocal is_lost
-        if is_lost:
-            is_lost = False
-            raise RedisAway("connection lost", maybe_done=True)
-        return await push_once(self, *arguments, **options)
-
-    monkeypatch.setattr(RedisLists, "push_once", lose_the_command)
+    lost = LostPush(monkeypatch, maybe_done=True)
     await peer.push(LOCAL, local(dst=[]))
-    assert (await peer.take("answers"))["ref"] == "mine" and not is_lost
+    assert (await peer.take("answers"))["ref"] == "mine" and lost.is_over
 
 
 @pytest_twisted.ensureDeferred

@@ -15,16 +15,14 @@ from twisted.internet.task import deferLater
 from twisted.logger import globalLogPublisher
 
 import dmsg
-from dmsg.glue.errors import RedisAway
 from dmsg.rmb.client.errors import EncryptionFailed, EnvelopeTooLarge, RegistryFailed, TwinUnknown
 from dmsg.rmb.client.exchange import Accepted
 from dmsg.rmb.core.address import SessionAddress
 from dmsg.rmb.core.wire import Envelope, parse_envelope
 from dmsg.rmb.peer import commands, gateway, services
 from dmsg.rmb.peer.commands import REPLY, UNSERVED_COMMANDS_OF_A_TWIN
-from dmsg.rmb.peer.redis import RedisLists
 
-from .conftest import Peer, accepted, answer_to, request_of
+from .conftest import LostPush, Peer, accepted, answer_to, request_of
 
 ANSWER = {
     "ver": 1, "ref": "uid", "dat": "cG9uZw==", "dst": "7:a", "shm": None, "now": 1_800_000_000, "err": None,
@@ -332,16 +330,7 @@ async def test_an_answer_for_a_program_does_not_wait_behind_requests_for_which_r
     peer: Peer, monkeypatch: Any, reactor: Any
 ) -> None:
     """Redis takes it at once, once the connection is there that was lost. The requests may be thousands of other twins."""
-    push_once, is_lost = RedisLists.push_once, True
-
-    async def lose_the_first(self: RedisLists, *arguments: Any, **options: Any) -> bool:
-        nonlocal is_lost
-        if is_lost:
-            is_lost = False
-            raise RedisAway("connection lost", maybe_done=False)
-        return await push_once(self, *arguments, **options)
-
-    monkeypatch.setattr(RedisLists, "push_once", lose_the_first)
+    lost = LostPush(monkeypatch, maybe_done=False)
     peer.exchange.answer = lambda envelope: None
     request = {"ver": 1, "cmd": "c", "exp": 60, "dat": "", "dst": [8], "ret": "answers", "now": int(time.time())}
     await peer.push(commands.LOCAL, request)
@@ -353,7 +342,7 @@ async def test_an_answer_for_a_program_does_not_wait_behind_requests_for_which_r
         await deferLater(reactor, 0.2)
         peer.exchange.give(answer_to(peer.exchange.requests[0][0], b"pong"))
         await deferLater(reactor, 1.0)
-        assert not is_lost and await peer.ask("LLEN", "answers") == 1
+        assert lost.is_over and await peer.ask("LLEN", "answers") == 1
         assert await peer.ask("EXISTS", "msgbus.calc.add") == 0
     finally:
         await peer.ask("CONFIG", "SET", "maxmemory", "0")
