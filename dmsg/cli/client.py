@@ -117,7 +117,7 @@ async def _ready(client: Client, events: _Events, reactor: Any, wanted: int) -> 
 class _Events:
     """Passes events on to ``log``, and remembers why sessions did not come up, for a command that got none.
 
-    ``reasons`` is ``None`` once nobody needs them, so that they do not grow: a discovery may list other relays each time.
+    ``reasons`` is ``None`` once the command itself runs, so that they do not grow: a discovery may list other relays each time.
     """
 
     def __init__(self, log: IEventLog) -> None:

@@ -62,5 +62,5 @@ def pair(key: bytes, cipher: Cipher) -> tuple[Aead, Aead]:
 
 
 def next_key(seal: Aead) -> bytes:
-    """The key after the one that ``seal`` uses: Noise's REKEY. Nobody can compute the old key from the new one."""
+    """The key after the one that ``seal`` uses: Noise's REKEY. The old key cannot be computed from the new one."""
     return seal(_REKEY_NONCE, _ZEROS, b"")[:KEY_BYTES]

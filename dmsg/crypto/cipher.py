@@ -41,7 +41,7 @@ class CipherState:
         return plaintext
 
     def rekey(self) -> None:
-        """Change to the next key: Noise's REKEY, which nobody can reverse. The counter goes on."""
+        """Change to the next key: Noise's REKEY, which cannot be reversed. The counter goes on."""
         self._encrypt, self._decrypt = pair(next_key(self._encrypt), self._cipher)
 
     def erase(self) -> None:

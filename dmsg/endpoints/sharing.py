@@ -107,7 +107,7 @@ class SharedClient(Generic[T, C]):
 
         def look() -> None:
             if self._holders:
-                done.callback(None)  # somebody holds it again
+                done.callback(None)  # it has a holder again
             else:
                 self.stop().addBoth(lambda _: done.callback(None))
 

@@ -26,7 +26,7 @@ from dmsg.address import parse_ip
 #: Names chosen by strangers that are looked up at once, each in a thread; and how many of them may have been slow before.
 AT_ONCE: Final = 32
 SLOW_AT_ONCE: Final = 8
-#: A look-up that takes longer than this, in seconds, is slow: whoever asked has gone by then. So many slow names are
+#: A look-up that takes longer than this, in seconds, is slow: the caller has given up by then. So many slow names are
 #: remembered.
 SLOW_S: Final = 2.0
 REMEMBERED: Final = 4096
@@ -162,7 +162,7 @@ class NamesOfStrangers:
         self._go_on()
 
     def _go_on(self) -> None:
-        """Begin the look-ups that may begin, and give up those that have waited too long: whoever asked has gone."""
+        """Begin the look-ups that may begin, and give up those that have waited too long for their callers."""
         now = self._reactor.seconds()
         given_up: list[_Question] = []
         for host, question in list(self._line.items()):

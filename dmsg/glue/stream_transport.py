@@ -447,7 +447,7 @@ class StreamTransport(ABC, Generic[S]):
 
     def _close(self) -> None:
         self.move(TransportState.CLOSING)
-        while self._inbox:  # nobody will read it, but the peer waits for the acknowledgement
+        while self._inbox:  # the application reads no more, but the peer waits for the acknowledgement
             data = self._inbox.popleft()
             if data:
                 self.stream.drop()

@@ -16,7 +16,7 @@ class Waiters(Generic[T]):
     """Deferreds that wait for the same thing, in the order in which they began to wait.
 
     Cancelling one removes it; it fails with ``CancelledError``, as any Deferred does. ``abandoned()`` is called when the last
-    one has been cancelled: nobody needs the fact any more. One that begins to wait while the others are fired waits for the
+    one has been cancelled: no caller waits any more. One that begins to wait while the others are fired waits for the
     next time.
     """
 

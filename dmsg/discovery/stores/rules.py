@@ -2,8 +2,8 @@
 
 Iterations (:ref:`spec-entry-checks`, :ref:`spec-entry-expiry`): the first entry of a key has sequence 0, each later one
 the previous sequence plus 1 and a later timestamp. Entries expire unless they are posted again in time. An expired entry
-leaves a tombstone with its sequence and timestamp: the next entry of that key must continue from there, so that nobody can
-bring an old entry back.
+leaves a tombstone with its sequence and timestamp: the next entry of that key must continue from there, so that an old
+entry cannot be posted again.
 
 Room (:ref:`spec-full-store`): keys cost a stranger nothing, so a store will be full one day. Entries are of a *kind*,
 relays' or clients', and each kind has its own limits on rows and bytes. Each row counts for the *network* from which it was

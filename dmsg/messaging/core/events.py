@@ -53,7 +53,7 @@ class ChannelOpened(Event):
 
 @dataclass(slots=True)
 class DataReceived(Event):
-    """Bytes of a channel, in order. Whoever takes them calls ``Connection.consumed``."""
+    """Bytes of a channel, in order. The reader calls ``Connection.consumed`` for them."""
 
     channel: Channel
     data: bytes

@@ -91,7 +91,7 @@ class EndReceived(Event):
 
 @dataclass(slots=True)
 class DataReceived(Event):
-    """Bytes of a stream, in order. Whoever takes them calls ``Connection.consumed``."""
+    """Bytes of a stream, in order. The reader calls ``Connection.consumed`` for them."""
 
     stream: Stream
     data: bytes
