@@ -40,11 +40,13 @@ _NOT_NOW: Final = (
     "NOREPLICAS",
     "OOM",
     "MISCONF",  # it cannot write to its disk, and takes nothing until it can
+    "UNBLOCKED",  # it became a replica while a command waited for a message
 )
 #: What Redis 6 puts before the error of a command that a script called. Redis 7 gives the error as it is.
 _IN_SCRIPT: Final = re.compile(r"ERR Error running script \(call to \w+\): (?:@user_script: ?\d+: )+-?")
-#: In the reply to a write: this server has become a replica, and another server may have its address now.
-_DEMOTED: Final = "READONLY "
+#: In the reply to a write, or to a wait for a message: this server has become a replica, and another server may have its
+#: address now.
+_DEMOTED: Final = ("READONLY ", "UNBLOCKED ")
 #: At most one connection in this many seconds is given up for that: there may be no other server at the address.
 DEMOTED_S: Final = 5.0
 

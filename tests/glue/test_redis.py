@@ -201,7 +201,12 @@ def test_words_within_an_error_do_not_mean_not_now(world: Any, reply: bytes) -> 
 
 
 @pytest.mark.parametrize(
-    "reply", [b"READONLY You can't write.", b"ERR Error running script (call to f_1): @user_script: 1: -READONLY You"]
+    "reply",
+    [
+        b"READONLY You can't write.",
+        b"ERR Error running script (call to f_1): @user_script: 1: -READONLY You",
+        b"UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)",
+    ],
 )
 def test_what_has_become_a_replica_is_left_for_what_is_at_its_address_now(world: Any, reply: bytes) -> None:
     world.listen()
