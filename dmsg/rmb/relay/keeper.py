@@ -19,7 +19,8 @@ from dmsg.rmb.core.lifetime import remaining
 from dmsg.rmb.core.wire import Envelope, parse_envelope
 from dmsg.rmb.relay.background import Background
 from dmsg.rmb.relay.errors import StoreError, StoreFull
-from dmsg.rmb.relay.line import Line, Pushes
+from dmsg.rmb.relay.line import Line
+from dmsg.rmb.relay.pushes import Pushes
 from dmsg.rmb.relay.session import Session
 from dmsg.rmb.relay.stores.base import QueueStore
 from dmsg.rmb.relay.switch import Switch
