@@ -17,7 +17,7 @@ from typing import Any, Final
 from demos.network import Demo
 from demos.parts import DMSG, TWISTD, Role, RoleFailed, ask, demo_command, sha256, write_random
 from dmsg.cli.exits import CommandError, Exit
-from dmsg.cli.files.parts import FOLDER
+from dmsg.cli.files.part_folder import FOLDER
 from dmsg.cli.files.wire import PART_SUFFIX
 from dmsg.cli.output import human_bytes
 from dmsg.crypto.keys import SecretKey

@@ -21,7 +21,8 @@ from dmsg.cli.channel import Channel, HalfOpenChannel, TimedOut, TransportBroken
 from dmsg.cli.client import open_client
 from dmsg.cli.exits import CommandError
 from dmsg.cli.files.names import check_name, local_name
-from dmsg.cli.files.parts import PartFile, PartStore, SmallFile
+from dmsg.cli.files.part_file import PartFile
+from dmsg.cli.files.parts import PartStore, SmallFile
 from dmsg.cli.files.places import Places
 from dmsg.cli.files.quota import KEEP_FREE, QUOTA, Quota
 from dmsg.cli.files.small import SmallFiles

@@ -14,7 +14,8 @@ from twisted.internet.task import deferLater
 
 from dmsg.cli.channel import Channel, HalfOpenChannel, TransportBroken
 from dmsg.cli.exits import CommandError, Exit, exit_code
-from dmsg.cli.files.parts import FOLDER, PartStore
+from dmsg.cli.files.part_folder import FOLDER
+from dmsg.cli.files.parts import PartStore
 from dmsg.cli.files.receive import Rules, run_receive
 from dmsg.cli.files.send import run_send
 from dmsg.cli.files.store import BLOCK_BYTES

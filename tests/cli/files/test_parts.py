@@ -7,7 +7,8 @@ import os
 from pathlib import Path
 
 from dmsg.cli.files.disk import reserve
-from dmsg.cli.files.parts import KEPT_S, PARTS_PER_SENDER, RESERVE_BYTES, PartFile, PartStore
+from dmsg.cli.files.part_file import RESERVE_BYTES, PartFile
+from dmsg.cli.files.parts import KEPT_S, PARTS_PER_SENDER, PartStore
 
 MIB = 1 << 20
 SENDER = "02" * 33

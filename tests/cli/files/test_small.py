@@ -14,7 +14,8 @@ from twisted.internet.defer import Deferred
 
 from dmsg.cli.channel import TransportBroken
 from dmsg.cli.files import small
-from dmsg.cli.files.parts import FOLDER, PartStore, SmallFile
+from dmsg.cli.files.part_folder import FOLDER
+from dmsg.cli.files.parts import PartStore, SmallFile
 from dmsg.cli.files.send import UNDER_WAY_BYTES, UNDER_WAY_LIMIT, run_send
 from dmsg.cli.files.small import WAITING_LIMIT
 from dmsg.cli.files.wire import WHOLE_LIMIT_BYTES, Done, End, Failed, TransferFailed, Whole, encode_whole

@@ -19,7 +19,8 @@ from twisted.python.failure import Failure
 
 from dmsg.cli.channel import GATHER_S
 from dmsg.cli.files import quota as quota_module
-from dmsg.cli.files.parts import FOLDER, KEPT_S, PARTS_LIMIT, PARTS_PER_SENDER, PartStore
+from dmsg.cli.files.part_folder import FOLDER
+from dmsg.cli.files.parts import KEPT_S, PARTS_LIMIT, PARTS_PER_SENDER, PartStore
 from dmsg.cli.files.places import MAX_TRANSFERS, TRANSFERS_PER_SENDER, Places
 from dmsg.cli.files.quota import FILES_PER_SENDER, SHARE_PERIOD_S, Quota
 from dmsg.cli.files.receive import FIRST_OFFER_TIMEOUT_S, SWEEP_INTERVAL_S, Receiver, Rules
