@@ -18,8 +18,9 @@ from pyspark.sql import functions as F
 
 from dmsg_logs.ingest import lines as lines_module
 from dmsg_logs.ingest import plain as plain_module
+from dmsg_logs.ingest import store
 from dmsg_logs.ingest.accounts import DAMAGED, TRUNCATED, UNPACKS_TOO_FAR, IngestSummary
-from dmsg_logs.ingest.batches import ingest, store
+from dmsg_logs.ingest.batches import ingest
 from dmsg_logs.ingest.claims import each_line
 from dmsg_logs.runtime import lease, paths
 from dmsg_logs.schemas import LINE

@@ -14,7 +14,9 @@ from landing_zone import Zone
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from dmsg_logs.ingest.batches import IngestSummary, ingest, store
+from dmsg_logs.ingest import store
+from dmsg_logs.ingest.accounts import IngestSummary
+from dmsg_logs.ingest.batches import ingest
 from dmsg_logs.schemas import LINE
 from dmsg_logs.synthetic import generate
 from dmsg_logs.synthetic.bus import WAYS

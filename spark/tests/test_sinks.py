@@ -12,7 +12,8 @@ from landing_files import START, LandingZone, line
 from pyspark.sql import SparkSession
 from test_plain import file
 
-from dmsg_logs.ingest.batches import ingest, plain, sinks, store
+from dmsg_logs.ingest import plain, sinks, store
+from dmsg_logs.ingest.batches import ingest
 
 
 def _write(spark: SparkSession, sink: sinks.FileSink, *files: plain.File) -> list[Any]:
