@@ -1,25 +1,13 @@
 """Waiting envelopes in Redis, in the public relay's layout, for one or several relay processes.
 
-A session's queue is the stream ``stream:TWIN`` or ``stream:TWIN:CONNECTION``. An entry has one field ``_`` with the envelope,
-and is deleted (XDEL) after the envelope was written to the socket. A stream expires an hour after the last push. The public
-relay may share the database. Besides the streams there are these keys, all with an expiry:
-
-======================================  ==============================================================================
-``dmsg.rmb.at:SESSION``                 the process that the session is connected to
-``dmsg.rmb.told:SESSION``               that process has been told of envelopes and has not read them yet
-``dmsg.rmb.inbox:PROCESS``              list of what a process is told: ``p`` or ``r`` (put, replaced) and the session
-``dmsg.rmb.queues:TWIN``                sorted set of a twin's queues, and of its sessions of late, by when they go
-``dmsg.rmb.from:TWIN``                  bytes that a twin has sent to queues without a session, this hour
-======================================  ==============================================================================
-
-Each operation is one script. An answer with several parts is packed into one string, which is faster to read.
+An entry is deleted (XDEL) after the envelope was written to the socket. The public relay may share the database.
+:mod:`~dmsg.rmb.relay.stores.redis_layout` has the keys and the layout.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import struct
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
@@ -38,6 +26,7 @@ from dmsg.rmb.core.lifetime import remaining
 from dmsg.rmb.core.limits import MAX_AHEAD_S, MAX_TTL_S
 from dmsg.rmb.core.wire import parse_envelope
 from dmsg.rmb.relay.errors import StoreError, StoreFull, StoreUnavailable
+from dmsg.rmb.relay.stores import redis_layout as layout
 from dmsg.rmb.relay.stores.base import KEPT_S, ROW_BYTES, QueueLimits, Stored
 
 #: Seconds until Redis forgets that a session is connected to a process which no longer confirms it, and seconds between two
@@ -59,140 +48,7 @@ RETRY_S: Final = 1.0
 _MEMORY_EVERY_S: Final = 1.0
 #: Age in seconds above which entries of a stream have expired, whatever their own lifetime.
 _OLDEST_S: Final = MAX_TTL_S + MAX_AHEAD_S
-
-# KEYS: stream, at, told, queues, from. ARGV: data, most envelopes, most bytes, kept s, source, source bytes, size, our inbox,
-# session, most queues, oldest s. Returns 0, or why there is no room.
-_PUSH: Final = """
-local now = redis.call('TIME')
-local now_s = tonumber(now[1])
-local length = redis.call('XLEN', KEYS[1])
-if length > 0 then
-    redis.call('XTRIM', KEYS[1], 'MINID', '~', (now_s - tonumber(ARGV[11])) * 1000)
-    if length >= tonumber(ARGV[2]) then
-        redis.call('XTRIM', KEYS[1], 'MINID', (now_s - tonumber(ARGV[11])) * 1000)
-        length = redis.call('XLEN', KEYS[1])
-    end
-    if length >= tonumber(ARGV[2]) then return 'queue' end
-    if length >= 16 and redis.call('MEMORY', 'USAGE', KEYS[1]) >= tonumber(ARGV[3]) then return 'queue' end
-end
-redis.call('ZREMRANGEBYSCORE', KEYS[4], '-inf', now_s)
-local at = redis.call('GET', KEYS[2])
-local known = at or not string.find(ARGV[9], ':', 1, true) or redis.call('ZSCORE', KEYS[4], ARGV[9])
-if not known and redis.call('ZCARD', KEYS[4]) >= tonumber(ARGV[10]) then return 'twin' end
-if not at and ARGV[5] ~= '0' then
-    local sent = redis.call('INCRBY', KEYS[5], ARGV[7])
-    if sent == tonumber(ARGV[7]) then redis.call('EXPIRE', KEYS[5], ARGV[4]) end
-    if sent > tonumber(ARGV[6]) then
-        redis.call('DECRBY', KEYS[5], ARGV[7])
-        return 'source'
-    end
-end
-redis.call('XADD', KEYS[1], 'MAXLEN', '~', ARGV[2], '*', '_', ARGV[1])
-redis.call('EXPIRE', KEYS[1], ARGV[4])
-redis.call('ZADD', KEYS[4], now_s + tonumber(ARGV[4]), ARGV[9])
-redis.call('EXPIRE', KEYS[4], ARGV[4])
-if at and at ~= ARGV[8] and redis.call('SET', KEYS[3], '1', 'NX', 'EX', 5) then
-    redis.call('LPUSH', at, 'p' .. ARGV[9])
-    redis.call('EXPIRE', at, 60)
-end
-return 0
-"""
-# KEYS: stream, told. ARGV: where to begin, most envelopes, most bytes.
-_READ: Final = """
-redis.call('DEL', KEYS[2])
-local start, left, room, pieces = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), {}
-while left > 0 do
-    local some = redis.call('XRANGE', KEYS[1], start, '+', 'COUNT', math.min(left, 8))
-    for _, entry in ipairs(some) do
-        local id, fields = entry[1], entry[2]
-        start = '(' .. id
-        if #fields ~= 2 or fields[1] ~= '_' then
-            redis.call('XDEL', KEYS[1], id)
-        else
-            room = room - #fields[2]
-            if room < 0 and #pieces > 0 then return table.concat(pieces) end
-            pieces[#pieces + 1] = struct.pack('>BI4', #id, #fields[2])
-            pieces[#pieces + 1] = id
-            pieces[#pieces + 1] = fields[2]
-            left = left - 1
-        end
-    end
-    if #some == 0 then break end
-end
-return table.concat(pieces)
-"""
-# KEYS: at. ARGV: our inbox, session, present s. Also who had the session is told.
-_ATTACH: Final = """
-local old = redis.call('GET', KEYS[1])
-redis.call('SET', KEYS[1], ARGV[1], 'EX', ARGV[3])
-if old and old ~= ARGV[1] then
-    redis.call('LPUSH', old, 'r' .. ARGV[2])
-    redis.call('EXPIRE', old, 60)
-end
-return 0
-"""
-# KEYS: at, queues. ARGV: our inbox, session, kept s, most sessions of late.
-_DETACH: Final = """
-if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end
-local now_s = tonumber(redis.call('TIME')[1])
-redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now_s)
-if redis.call('ZCARD', KEYS[2]) < tonumber(ARGV[4]) then
-    redis.call('ZADD', KEYS[2], now_s + tonumber(ARGV[3]), ARGV[2])
-    redis.call('EXPIRE', KEYS[2], ARGV[3])
-end
-return 0
-"""
-# KEYS: at, stream, at, stream … ARGV: our inbox, present s. Returns a letter for each session: - (nothing), p or r.
-_SWEEP: Final = """
-local found = {}
-for one = 1, #KEYS, 2 do
-    local at = redis.call('GET', KEYS[one])
-    if at and at ~= ARGV[1] then
-        found[#found + 1] = 'r'
-    else
-        redis.call('SET', KEYS[one], ARGV[1], 'EX', ARGV[2])
-        found[#found + 1] = redis.call('XLEN', KEYS[one + 1]) > 0 and 'p' or '-'
-    end
-end
-return table.concat(found)
-"""
-# KEYS: inbox. What is there, each with its length before it; it is taken out.
-_NOTICES: Final = """
-local pieces = {}
-for _, text in ipairs(redis.call('LRANGE', KEYS[1], 0, -1)) do
-    pieces[#pieces + 1] = struct.pack('>I4', #text)
-    pieces[#pieces + 1] = text
-end
-redis.call('DEL', KEYS[1])
-return table.concat(pieces)
-"""
-#: Each connection loads these scripts first. A script that had to be sent again, with its text, would run after later ones: a
-#: session would be present again after it left, and envelopes would change their order.
-_SCRIPTS: Final = (_PUSH, _READ, _ATTACH, _DETACH, _SWEEP, _NOTICES)
-_ENTRY: Final = struct.Struct(">BI")
-_LENGTH: Final = struct.Struct(">I")
 _log = Logger()
-
-
-def _stream(session: SessionAddress) -> str:
-    return f"stream:{session}"
-
-
-def _at(session: SessionAddress) -> str:
-    return f"dmsg.rmb.at:{session}"
-
-
-def _told(session: SessionAddress) -> str:
-    return f"dmsg.rmb.told:{session}"
-
-
-def _queues(session: SessionAddress) -> str:
-    return f"dmsg.rmb.queues:{session.twin}"
-
-
-def _session(text: str) -> SessionAddress:
-    twin, colon, connection = text.partition(":")
-    return SessionAddress(int(twin), connection if colon else None)
 
 
 class RedisQueues:
@@ -207,8 +63,8 @@ class RedisQueues:
     def __init__(self, address: RedisAddress, reactor: Any, *, limits: QueueLimits | None = None) -> None:
         self._limits = limits or QueueLimits()
         self._reactor = reactor
-        self._inbox = f"dmsg.rmb.inbox:{os.urandom(8).hex()}"
-        self._redis = RedisConnection(address, reactor, scripts=_SCRIPTS)
+        self._inbox = layout.inbox(os.urandom(8).hex())
+        self._redis = RedisConnection(address, reactor, scripts=layout.SCRIPTS)
         self._taker = Taker(address, self._inbox, reactor)
         #: Sessions of this process; ``False`` for those that Redis does not know yet.
         self._attached: dict[SessionAddress, bool] = {}
@@ -255,15 +111,15 @@ class RedisQueues:
             raise StoreFull("store")
         limits = self._limits
         keys = [
-            _stream(session),
-            _at(session),
-            _told(session),
-            _queues(session),
-            f"dmsg.rmb.from:{source}",
+            layout.stream(session),
+            layout.at(session),
+            layout.told(session),
+            layout.queues(session),
+            layout.sent_by(source),
         ]
         return Deferred.fromCoroutine(
             self._eval(
-                _PUSH,
+                layout.PUSH,
                 keys,
                 data,
                 limits.queue_envelopes,
@@ -305,24 +161,21 @@ class RedisQueues:
     ) -> list[Stored]:
         while True:
             start = "-" if after is None else f"({after}"
-            packed = await self._eval(_READ, [_stream(session), _told(session)], start, limit, max_bytes)
+            packed = await self._eval(
+                layout.READ, [layout.stream(session), layout.told(session)], start, limit, max_bytes
+            )
             found, over = [], []
-            position = 0
-            while position < len(packed):
-                id_bytes, size = _ENTRY.unpack_from(packed, position)
-                middle = position + _ENTRY.size + id_bytes
-                after = packed[position + _ENTRY.size : middle].decode("ascii")
-                position = middle + size
-                data = packed[middle:position]
+            for entry_id, data in layout.entries(packed):
                 left_s = _left_s(data, now)
                 if left_s is None:
-                    over.append(after)
+                    over.append(entry_id)
                 else:
-                    found.append(Stored(after, data, now + left_s))
+                    found.append(Stored(entry_id, data, now + left_s))
             if over:
                 await self.delete(session, over)
             if found or not over:
                 return found
+            after = over[-1]
 
     def delete(self, session: SessionAddress, ids: Iterable[str]) -> Deferred[None]:
         """See :class:`~dmsg.rmb.relay.stores.base.QueueStore`."""
@@ -330,7 +183,7 @@ class RedisQueues:
 
     async def _delete(self, session: SessionAddress, ids: list[str]) -> None:
         if ids:
-            await self._call("XDEL", _stream(session), *ids)
+            await self._call("XDEL", layout.stream(session), *ids)
 
     # --- sessions ----------------------------------------------------------------------------------------------------
 
@@ -342,16 +195,16 @@ class RedisQueues:
         Deferred.fromCoroutine(self._attach(session)).addErrback(lambda failure: failure.trap(StoreError))
 
     async def _attach(self, session: SessionAddress) -> None:
-        await self._eval(_ATTACH, [_at(session)], self._inbox, str(session), PRESENT_S)
+        await self._eval(layout.ATTACH, [layout.at(session)], self._inbox, str(session), PRESENT_S)
         if session in self._attached:
             self._attached[session] = True
 
     def detach(self, session: SessionAddress) -> None:
         """See :class:`~dmsg.rmb.relay.stores.base.QueueStore`."""
         if self._attached.pop(session, None) is not None:
-            keys = [_at(session), _queues(session)]
+            keys = [layout.at(session), layout.queues(session)]
             gone = Deferred.fromCoroutine(
-                self._eval(_DETACH, keys, self._inbox, str(session), int(KEPT_S), SESSIONS_OF_LATE)
+                self._eval(layout.DETACH, keys, self._inbox, str(session), int(KEPT_S), SESSIONS_OF_LATE)
             )
             gone.addErrback(lambda failure: failure.trap(StoreError))  # away, or closed: its key expires by itself
 
@@ -360,7 +213,7 @@ class RedisQueues:
         return Deferred.fromCoroutine(self._connected(session))
 
     async def _connected(self, session: SessionAddress) -> bool:
-        return session in self._attached or bool(await self._call("EXISTS", _at(session)))
+        return session in self._attached or bool(await self._call("EXISTS", layout.at(session)))
 
     def listen(self, pushed: Callable[[SessionAddress], None], replaced: Callable[[SessionAddress], None]) -> None:
         """See :class:`~dmsg.rmb.relay.stores.base.QueueStore`."""
@@ -414,8 +267,8 @@ class RedisQueues:
 
     async def _look_at(self, sessions: list[SessionAddress]) -> None:
         some = [one for one in sessions if self._attached.get(one)]
-        keys = [key for session in some for key in (_at(session), _stream(session))]
-        letters = await self._eval(_SWEEP, keys, self._inbox, PRESENT_S) if some else b""
+        keys = [key for session in some for key in (layout.at(session), layout.stream(session))]
+        letters = await self._eval(layout.SWEEP, keys, self._inbox, PRESENT_S) if some else b""
         for letter, session in zip(letters.decode("ascii"), some, strict=True):
             self._tell(letter, session)
 
@@ -424,18 +277,14 @@ class RedisQueues:
         try:
             notice = await self._taker.take()
             if notice is not None:
-                packed = await self._eval(_NOTICES, [self._inbox])
-                notices, position = [notice], 0
-                while position < len(packed):
-                    (size,) = _LENGTH.unpack_from(packed, position)
-                    position += _LENGTH.size + size
-                    notices.append(packed[position - size : position])
+                packed = await self._eval(layout.NOTICES, [self._inbox])
+                notices = [notice, *layout.notices(packed)]
                 for text in dict.fromkeys(one.decode("utf-8", "surrogateescape") for one in notices):
-                    session = _session(text[1:])
-                    if text.startswith("r"):  # it may have come back since
+                    letter, session = layout.notice(text)
+                    if letter == "r":  # it may have come back since
                         await self._look_at([session])
                     else:
-                        self._tell(text[:1], session)
+                        self._tell(letter, session)
         except (RedisAway, RedisRefused, StoreError):
             return None
         return 0.0
