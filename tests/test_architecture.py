@@ -396,6 +396,12 @@ def test_modules_are_short(module: Module) -> Iterator[str]:
         yield f"{module.path} has {lines} lines: split it by nouns"
 
 
+def test_modules_of_the_log_pipeline_are_short() -> None:
+    pipeline = [Module(path.stem, path) for path in (ROOT / "spark" / "dmsg_logs").rglob("*.py")]
+    assert len(pipeline) > 50
+    assert [problem for module in pipeline for problem in test_modules_are_short.check(module)] == []
+
+
 def _dictated(name: str) -> bool:
     """Whether a method's meaning is Twisted's or Python's: their interfaces have the docstring."""
     return name.startswith("_") or any(letter.isupper() for letter in name)
