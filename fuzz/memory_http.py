@@ -10,7 +10,7 @@ from twisted.internet.error import ConnectionDone
 from twisted.internet.interfaces import IStreamClientEndpoint
 from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
-from twisted.logger import LogEvent, LogLevel, globalLogPublisher
+from twisted.logger import ILogObserver, LogEvent, LogLevel, globalLogPublisher
 from twisted.python.failure import Failure
 from twisted.web.client import Agent
 from twisted.web.iweb import IAgentEndpointFactory
@@ -23,7 +23,7 @@ class Transport(StringTransport):
     """A transport in memory that can be aborted, and remembers it."""
 
     def __init__(self) -> None:
-        super().__init__(peerAddress=IPv4Address("TCP", "192.0.2.1", 4_321))
+        super().__init__(peerAddress=IPv4Address("TCP", "192.0.2.1", 4_321))  # type: ignore[no-untyped-call]
         self.aborted = False
 
     def abortConnection(self) -> None:
@@ -34,7 +34,7 @@ class Transport(StringTransport):
     def resumeProducing(self) -> None:
         """Read again. Does nothing while it is closing, like a connection of Twisted."""
         if not self.disconnecting:
-            super().resumeProducing()
+            super().resumeProducing()  # type: ignore[no-untyped-call]
 
 
 @implementer(IStreamClientEndpoint)
@@ -68,6 +68,7 @@ class HostileAgent:
             protocol.connectionLost(Failure(ConnectionDone()))
 
 
+@implementer(ILogObserver)
 class Complaints:
     """The errors that Twisted logs while this context is entered."""
 

@@ -25,5 +25,5 @@ def names() -> list[str]:
 
 def load(name: str) -> Target:
     """The target of that name."""
-    module: Target = importlib.import_module(f"{__name__}.{name}")  # type: ignore[assignment]
+    module: Target = importlib.import_module(f"{__name__}.{name}")
     return module

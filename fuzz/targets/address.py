@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from dmsg.address import (
     HostPort,
@@ -28,7 +29,7 @@ def one_input(data: bytes) -> None:
     """The input is the text. A value that is read prints as one line of printable ASCII, which reads as the same value."""
     text = as_text(data)
     for read in (HostPort.parse, PinnedServer.parse):
-        kind, value = outcome(lambda read=read: read(text), InvalidAddress)
+        kind, value = outcome(partial(read, text), InvalidAddress)
         if kind == "value":
             printed = str(value)
             assert read(printed) == value

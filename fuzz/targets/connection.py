@@ -10,6 +10,7 @@ from dmsg.mux.core.connection import Connection
 from dmsg.mux.core.errors import Busy
 from dmsg.mux.core.events import DataReceived, StreamOffered
 from dmsg.mux.core.limits import ConnectionConfig
+from dmsg.mux.core.plain_stream import PlainStream
 from dmsg.mux.core.stream import ConnectionState, Stream, StreamState
 from dmsg.mux.core.tlv import Tlv, encode_tlvs
 from dmsg.mux.core.wire import (
@@ -55,7 +56,7 @@ class _World:
             random=repeatable(b"ids"),
             extended=extended,
         )
-        self.streams: list[Stream] = []
+        self.streams: list[PlainStream] = []
         self.unread: dict[Stream, int] = {}
         self.received_bytes = 0
         self.sent = b""
@@ -148,6 +149,7 @@ class _World:
         assert core._openings.offered <= _CONFIG.offered_limit
         assert len(core._tail) < 70_000
         for stream_id, stream in core.streams.items():
+            assert isinstance(stream, PlainStream)
             assert stream.id == stream_id and stream.state is not StreamState.CLOSED
             assert stream.unread_bytes <= _CONFIG.receive_limit_bytes
             assert 0 <= stream.window.outstanding_bytes <= _CONFIG.send_window_bytes

@@ -166,7 +166,7 @@ class _Relays:
         elif after is not None:
             # For an entry too long to be cached, its address is cached.
             is_known = held is not None and 0 <= self.now_ns - held.read_ns < self.lifetime_ns
-            before = held.address[0] if is_known and held.address is not None else None
+            before = held.address[0] if held is not None and is_known and held.address is not None else None
             assert (cache.version > version) is (before != after)
         if self.lifetime_ns:
             found, again = cache.look_up([key], self.now_ns)

@@ -21,7 +21,7 @@ from dmsg.mux.core.events import (
     UpgradeReceived,
 )
 from dmsg.mux.core.limits import ConnectionConfig
-from dmsg.mux.core.stream import Stream, StreamState
+from dmsg.mux.core.stream import StreamState
 from dmsg.mux.core.wire import HEADER, HEADER_BYTES, OK, REQUEST, CloseReason, encode_frame, split_frames
 from fuzz.choices import Choices, repeatable
 from fuzz.oracles import KEYS, PlainRecords
@@ -48,7 +48,7 @@ class _End:
         )
         self.core.receive_data(encode_frame(OK, 0), 0.0)
         self.frames: deque[bytes] = deque()  # sent, and in the relay's hands
-        self.stream: Stream | None = None
+        self.stream: Any = None
         self.dials = False
         self.confirmed = self.over = self.ended = self.closed = False
         self.written = 0
@@ -81,9 +81,9 @@ class _End:
                     core.abort(stream, CloseReason.BUSY)
                 case StreamOpened(stream=stream):
                     self.stream = stream
-                case UpgradeReceived(stream=stream):
-                    self.service, _ = core.read_offer(stream)
-                    self.stream = core.accept(stream)
+                case UpgradeReceived(stream=offered):
+                    self.service, _ = core.read_offer(offered)
+                    self.stream = core.accept(offered)
                 case Confirmed():
                     self.confirmed = True
                 case DataReceived(stream=stream, data=data):

@@ -284,10 +284,10 @@ def seeds() -> Iterator[bytes]:
     old_list = b"".join(bytes((owner, age, 0)) for owner, age in ((0, 0), (2, 0), (1, 5), (1, 1), (3, 0)))
     for protocol in (b"\x00", b"\x01"):
         yield begin + (b"\x02\x05" + one_list + protocol + b"\x02" + b"\x02\x05" + old_list + protocol + b"\x00") * 2
-    ranks = [
+    calls = [
         b"\x03" + one for one in (b"\x00\x01\x00\x00", b"\x02\x00\x00\x00", b"\x00\x00\x01\x00", b"\x00\x02\x03\x00")
     ]
     later = b"\x04\xff" * 3
-    yield begin + later.join([*ranks, *ranks, b"\x03\x03\x03\x00\x00", *ranks[:2]])
-    yield begin + b"\x04\x08".join([b"\x03\x03\x03\x00\x00", *ranks] * 4)
+    yield begin + later.join([*calls, *calls, b"\x03\x03\x03\x00\x00", *calls[:2]])
+    yield begin + b"\x04\x08".join([b"\x03\x03\x03\x00\x00", *calls] * 4)
     yield b"\x01HTTP/1.1 302 Found\r\nLocation: http://other.example/\r\n\r\n"

@@ -242,17 +242,17 @@ def _ask_badly(choices: Choices, ask: Any, path: str, key: str) -> None:
 def seeds() -> Iterator[bytes]:
     """Requests of each path family, several on a connection, bodies of each kind, too long ones, broken ones."""
     key, body = _OWNER.public_key, _entry(1).to_json()
-    post = b"POST /dmsg-discovery/entry/ HTTP/1.1\r\nHost: a\r\n"
+    head = b"POST /dmsg-discovery/entry/ HTTP/1.1\r\nHost: a\r\n"
     for request in (
         f"GET /messaging-discovery/entry/{key} HTTP/1.1\r\nHost: a\r\n\r\n".encode(),
         f"GET /discovery/entries/{key} HTTP/1.0\r\n\r\n".encode(),
         b"GET /dmsg-discovery/available_servers HTTP/1.1\r\nHost: a\r\n\r\n" * 2,
         b'GET /discovery/relay_ranks HTTP/1.1\r\nIf-None-Match: "a"\r\n\r\n',
-        post + b"Content-Length: %d\r\n\r\n" % len(body) + body,
-        post + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(body), body),
-        post + b"Content-Length: 99999\r\n\r\n",
-        post + b"Content-Length: -1\r\n\r\n",
-        post + b"Transfer-Encoding: chunked\r\n\r\nffffffff\r\n",
+        head + b"Content-Length: %d\r\n\r\n" % len(body) + body,
+        head + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(body), body),
+        head + b"Content-Length: 99999\r\n\r\n",
+        head + b"Content-Length: -1\r\n\r\n",
+        head + b"Transfer-Encoding: chunked\r\n\r\nffffffff\r\n",
         b"HEAD / HTTP/1.1\r\n\r\n",
         b"OPTIONS * HTTP/1.1\r\n\r\n",
         b"GET /%00%ff/../.. HTTP/1.1\r\nA: b\r\n c\r\n\r\n",

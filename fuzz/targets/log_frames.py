@@ -28,9 +28,9 @@ def one_input(data: bytes) -> None:
         file = b"".join(_compressor.frame(one) for one in (text[:middle], text[middle:]))
         alteration = choices.byte()
         if how & 2 and file:
-            file = bytearray(file)
-            file[choices.below(0x10000) % len(file)] ^= alteration
-            file = bytes(file)
+            altered = bytearray(file)
+            altered[choices.below(0x10000) % len(file)] ^= alteration
+            file = bytes(altered)
         more = choices.rest()
         file += more
         is_whole = not how & 2 and not more

@@ -60,7 +60,7 @@ class _Rude:
     def __str__(self) -> str:
         raise RuntimeError("no")
 
-    __int__ = __float__ = __bool__ = __str__  # type: ignore[assignment]
+    __int__ = __float__ = __bool__ = __str__
 
 
 def _value(choices: Choices) -> Any:

@@ -119,7 +119,8 @@ def _rewritten(text: bytes, choices: Choices) -> bytes:
         return text
     name = choices.pick(("version", "initiator", "responder", "nonce", "sig1", "sig2", "accepted"))
     value = parsed.get(name)
-    others = (None, "", False, True, 0, {}, "0" * 130, str(_CLIENT.public_key), str(_RELAY.public_key), "ff" * 16)
+    keys = (str(_CLIENT.public_key), str(_RELAY.public_key))
+    others: tuple[object, ...] = (None, "", False, True, 0, {}, "0" * 130, *keys, "ff" * 16)
     if isinstance(value, str) and choices.flag():
         parsed[name] = value.upper()
     else:

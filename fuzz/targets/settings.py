@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from dmsg.errors import ConfigError
 from dmsg.ops.config import resolve, trace
@@ -51,7 +52,7 @@ def one_input(data: bytes) -> None:
     with open(_file(), "wb") as file:
         file.write(choices.rest())
     try:
-        made = resolve(cls, role, options, environment, roles=SETTINGS)
+        made: Any = resolve(cls, role, options, environment, roles=SETTINGS)
     except ConfigError as error:
         assert error.option is not None and str(error)
         return

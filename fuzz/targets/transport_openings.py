@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 from dmsg.errors import LocalProtocolError
 from dmsg.mux.core.connection import Connection
@@ -13,6 +13,7 @@ from dmsg.mux.core.e2e_negotiation import Carrier, EndToEnd
 from dmsg.mux.core.errors import IntegrityError
 from dmsg.mux.core.events import Confirmed, DataReceived, StreamClosed, StreamOffered, StreamOpened, UpgradeReceived
 from dmsg.mux.core.limits import ConnectionConfig
+from dmsg.mux.core.plain_stream import PlainStream
 from dmsg.mux.core.stream import Stream, StreamState
 from dmsg.mux.core.wire import (
     CLOSE,
@@ -96,7 +97,7 @@ class _End:
 
     def decide(self, offer: _Offer, how: int) -> None:
         """Accept an offer, refuse it, or accept it for an upgrade."""
-        core, stream = self.core, offer.stream
+        core, stream = self.core, cast(PlainStream, offer.stream)  # until it is decided
         if offer.over or offer.decided or stream.state not in (StreamState.OFFERED, StreamState.UPGRADING):
             return
         if how == 0:
@@ -112,7 +113,8 @@ class _End:
         elif how == 2 and not stream.wants_seal:
             core.accept_for_upgrade(stream)
         elif not stream.wants_seal:
-            assert core.accept(stream) is stream and stream.state is StreamState.OPEN
+            opened = core.accept(stream)
+            assert opened is stream and opened.state is StreamState.OPEN
             offer.decided = offer.confirmed = True
             self._say(stream, _FROM_ASKED)
 
@@ -123,7 +125,7 @@ class _End:
     def _read(self, offer: _Offer) -> None:
         """The other side's handshake says what it wants, or was not made by it."""
         try:
-            offer.wanted = self.core.read_offer(offer.stream)
+            offer.wanted = self.core.read_offer(cast(PlainStream, offer.stream))
         except IntegrityError:
             offer.over = offer.decided = True
             self.core.abort(offer.stream, CloseReason.INTEGRITY)
@@ -317,8 +319,8 @@ def one_input(data: bytes) -> None:
             case _:
                 for each in world.ends:
                     each.flush()
-                for each in (0, 1):
-                    world.deliver(each, len(world.ends[each].way))
+                for at in (0, 1):
+                    world.deliver(at, len(world.ends[at].way))
         for each in world.ends:
             each.check()
     world.finish()

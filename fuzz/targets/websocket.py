@@ -330,7 +330,7 @@ def _as_wsproto(role: Role, stream: bytes) -> None:
     try:
         for frame in judge.received_frames():
             if frame.opcode is Opcode.CLOSE:
-                expected.append(Closed(*frame.payload))  # type: ignore[misc]
+                expected.append(Closed(*frame.payload))
                 break
             if not frame.opcode.iscontrol():
                 parts.append(frame.payload)
@@ -388,7 +388,7 @@ class _Echo(Resource):
     isLeaf = True
 
     def __init__(self, clock: Clock, late: bool) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.clock, self.late = clock, late
         self.open = 0
         self.ended: set[Shell] = set()
@@ -534,7 +534,7 @@ def seeds() -> Iterator[bytes]:
         b"Sec-WebSocket-Key: %s\r\n" % _KEY,
     )
     messages = b"".join(_frame(first, payload, True) for first, payload in ((0x82, b"a"), (0x02, b"b"), (0x80, b"c")))
-    for stream in (
+    for requests in (
         request + messages + _frame(0x88, b"\x03\xe8", True),
         request + messages + b"\xff\xff",
         request + _frame(0x89, b"", True) * 120,
@@ -545,5 +545,5 @@ def seeds() -> Iterator[bytes]:
         request + request,
     ):
         for late in (b"\x00", b"\x01"):
-            yield b"\x03" + late + b"\x00" + stream
-            yield b"\x03" + late + b"\x07" + stream
+            yield b"\x03" + late + b"\x00" + requests
+            yield b"\x03" + late + b"\x07" + requests

@@ -65,7 +65,7 @@ class StreamOpened(Event):
 class UpgradeReceived(Event):
     """The handshake message of an offered stream that was accepted for upgrade has come, and can be read."""
 
-    stream: Stream
+    stream: PlainStream
 
 
 @dataclass(slots=True)
