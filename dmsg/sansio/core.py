@@ -29,7 +29,10 @@ class Core(Protocol):
         """
 
     def data_to_send(self) -> bytes:
-        """The bytes to write now. The shell does not ask while the network takes nothing."""
+        """The bytes to write now. The shell does not ask while the network takes nothing.
+
+        ``LocalProtocolError`` ends the connection: it can encrypt nothing more.
+        """
 
     def next_timeout(self) -> float | None:
         """When to call ``handle_timeout`` next; ``None`` for never."""

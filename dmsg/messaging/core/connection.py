@@ -128,7 +128,7 @@ class Connection(Core):
         self.abort(channel)
 
     def take_writable(self) -> list[Channel]:
-        """Empty :attr:`writable` and give what was in it; the shell asks after every flush."""
+        """Empty :attr:`writable` and give what was in it; the session asks after every flush."""
         channels = self.writable
         if channels:
             self.writable = []

@@ -168,7 +168,7 @@ class Connection(Core):
 
     @property
     def writable(self) -> list[Stream]:
-        """Streams whose writer may go on; the shell empties this after every flush."""
+        """Streams whose writer may go on; the session empties this after every flush."""
         return self._out.writable
 
     def take_writable(self) -> list[Stream]:
@@ -203,7 +203,7 @@ class Connection(Core):
         return True
 
     def consumed(self, stream: Stream, size: int) -> bool:
-        """The application took ``size`` received bytes; ``True`` asks the shell to flush."""
+        """The application took ``size`` received bytes; ``True`` asks for a flush: a frame is to be sent, or a timeout is new."""
         released = stream.consumed(size)
         if stream.state is StreamState.CLOSED:
             return False
@@ -281,7 +281,7 @@ class Connection(Core):
     def open_more(self) -> list[Event]:
         """Finish the handshakes of the next streams whose peers have answered; no events when there are none.
 
-        A handshake takes time, so the shell flushes between two calls.
+        A handshake takes time, so the session flushes between two calls.
         """
         events: list[Event] = []
         for stream, message in self._openings.take_answers():

@@ -27,7 +27,7 @@ class Outgoing:
     )
 
     def __init__(self, config: ConnectionConfig) -> None:
-        #: Streams whose writer may go on; the shell empties this after every flush.
+        #: Streams whose writer may go on; the session empties this after every flush.
         self.writable: list[Stream] = []
         self.control_bytes = 0
         #: The size limit of records for the last batch: the peer cannot use a record before all of it is there.

@@ -1,13 +1,15 @@
-"""A client of the Reliable Message Bus: it calls commands of other twins, and serves its own. ::
+"""A client of the Reliable Message Bus.
 
-client = RmbClient(reactor, key, registry, ["wss://relay.example"])
+It calls commands of other twins, and serves its own. ::
 
-@client.service("greet")
-async def greet(request):
-    return b"hello, " + request.data
+    client = RmbClient(reactor, key, registry, ["wss://relay.example"])
 
-client.startService()
-answer = await client.call(7, "calculator.add", b"[1, 2]", timeout=10)
+    @client.service("greet")
+    async def greet(request):
+        return b"hello, " + request.data
+
+    client.startService()
+    answer = await client.call(7, "calculator.add", b"[1, 2]", timeout=10)
 """
 
 from __future__ import annotations
