@@ -50,74 +50,85 @@ def run(make: Main, out: Output, *, verbose: bool = False) -> int:
 
     reactor: Any = installed
     begin_logging(sys.stderr, verbose=verbose)
-    running: list[Deferred[Any]] = []
-    outcome: list[int] = []
-    ended: list[float] = []
-    interrupted: list[int] = []
-    unwritable: list[OSError] = []
+    command = _Command(reactor, make, out, verbose=verbose)
+    if not gc.isenabled():  # imported objects are never collected
+        gc.freeze()
+        gc.enable()
+    out.unwritable = command.stop_unwritable
+    reactor.callWhenRunning(command.start)
+    reactor.run()
+    return Exit.INTERRUPTED if command.code is None else command.code
 
-    def end(code: int) -> None:
-        if not outcome:
-            outcome.append(code)
-            ended.append(reactor.seconds())
-            reactor.stop()
 
-    def finished(result: object) -> None:
-        if unwritable and not interrupted:
-            result = Failure(unwritable[0])
-        if isinstance(result, Failure):
-            if interrupted or result.check(CancelledError):
-                end(Exit.INTERRUPTED)
-                return
-            if verbose:
+class _Command:
+    """One command on the reactor. ``code`` is its exit code, once it has ended."""
+
+    def __init__(self, reactor: Any, make: Main, out: Output, *, verbose: bool) -> None:
+        self.code: int | None = None
+        self._reactor = reactor
+        self._make = make
+        self._out = out
+        self._verbose = verbose
+        self._work: Deferred[Any] | None = None
+        self._signals: list[int] = []
+        self._unwritable: OSError | None = None
+        self._ended_s = 0.0
+
+    def start(self) -> None:
+        """Catch signals, and begin."""
+        # The reactor's own handlers would stop it before the command could clean up; its SIGCHLD handler stays.
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self._on_signal)
+        self._work = Deferred.fromCoroutine(self._make(self._reactor))
+        self._work.addBoth(self._finished)
+
+    def stop_unwritable(self, error: OSError) -> None:
+        """End, because a result could not be written."""
+        if self._unwritable is None:
+            self._unwritable = error
+            self._reactor.callLater(GOODBYE_S, self._end, exit_code(error))
+            self._reactor.callLater(0, self._cancel)  # not now: the coroutine itself may be writing
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        if self.code is not None and self._reactor.seconds() - self._ended_s > THREADS_S:
+            os._exit(self.code)
+        self._signals.append(number)
+        self._reactor.callFromThread(self._interrupt)
+
+    def _interrupt(self) -> None:
+        if len(self._signals) > 1:
+            self._end(Exit.INTERRUPTED)
+            return
+        self._reactor.callLater(GOODBYE_S, self._end, Exit.INTERRUPTED)
+        self._cancel()
+
+    def _cancel(self) -> None:
+        if self._work is not None:
+            self._work.cancel()
+
+    def _finished(self, result: object) -> None:
+        if self._unwritable is not None and not self._signals:
+            result = Failure(self._unwritable)
+        if not isinstance(result, Failure):
+            # A command that ends because of a signal was interrupted, however cleanly it ended.
+            self._end(Exit.INTERRUPTED if self._signals else Exit.OK)
+        elif self._signals or result.check(CancelledError):
+            self._end(Exit.INTERRUPTED)
+        else:
+            if self._verbose:
                 with suppress(OSError):
                     result.printTraceback(sys.stderr)
             error = result.value
             assert error is not None
-            out.failure(error)
-            end(exit_code(error))
-        else:
-            # A command that ends because of a signal was interrupted, however cleanly it ended.
-            end(Exit.INTERRUPTED if interrupted else Exit.OK)
+            self._out.failure(error)
+            self._end(exit_code(error))
 
-    def cancel_it() -> None:
-        if running:
-            running[0].cancel()
-
-    def cancel() -> None:
-        if len(interrupted) > 1:
-            end(Exit.INTERRUPTED)
-            return
-        reactor.callLater(GOODBYE_S, end, Exit.INTERRUPTED)
-        cancel_it()
-
-    def stop_unwritable(error: OSError) -> None:
-        if not unwritable:
-            unwritable.append(error)
-            reactor.callLater(GOODBYE_S, end, exit_code(error))
-            reactor.callLater(0, cancel_it)  # not now: the coroutine itself may be writing
-
-    def on_signal(number: int, frame: object) -> None:
-        if ended and reactor.seconds() - ended[0] > THREADS_S:
-            os._exit(outcome[0])
-        interrupted.append(number)
-        reactor.callFromThread(cancel)
-
-    def start() -> None:
-        # The reactor's own handlers would stop it before the command could clean up; its SIGCHLD handler stays.
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP):
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                signal.signal(number, on_signal)
-        running.append(Deferred.fromCoroutine(make(reactor)))
-        running[0].addBoth(finished)
-
-    if not gc.isenabled():  # imported objects are never collected
-        gc.freeze()
-        gc.enable()
-    out.unwritable = stop_unwritable
-    reactor.callWhenRunning(start)
-    reactor.run()
-    return outcome[0] if outcome else Exit.INTERRUPTED
+    def _end(self, code: int) -> None:
+        if self.code is None:
+            self._ended_s = self._reactor.seconds()
+            self.code = code
+            self._reactor.stop()
 
 
 def begin_logging(stream: TextIO, *, verbose: bool) -> None:
