@@ -1,10 +1,13 @@
-"""Advice to the system about a file that is being written. Without it the file is the same."""
+"""What is in a directory; and advice to the system about a file that is being written, without which the file is the same."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final
 
 _KEEP_SIZE: Final = 1
@@ -22,6 +25,15 @@ def _find() -> Any:
 
 
 _fallocate = _find()
+
+
+def plain_files(directory: Path) -> Iterator[tuple[str, os.stat_result]]:
+    """The path and status of each plain file directly in ``directory``; nothing of what is gone by then."""
+    with contextlib.suppress(FileNotFoundError), os.scandir(directory) as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):
+                if entry.is_file(follow_symlinks=False):
+                    yield entry.path, entry.stat(follow_symlinks=False)
 
 
 def reserve(descriptor: int, start: int, size: int) -> bool:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from dmsg.cli.files.disk import plain_files
 from dmsg.cli.files.wire import PART_SUFFIX, TransferFailed
 
 FOLDER: Final = ".dmsg-parts"
@@ -94,14 +95,11 @@ class PartFolder:
 
     def scan(self) -> None:
         """Look what is in the folder."""
-        found: dict[Path, Listed] = {}
-        with contextlib.suppress(FileNotFoundError), os.scandir(self.path) as entries:
-            for entry in entries:
-                with contextlib.suppress(FileNotFoundError):
-                    if entry.name.endswith(PART_SUFFIX) and entry.is_file(follow_symlinks=False):
-                        status, path = entry.stat(follow_symlinks=False), Path(entry.path)
-                        found[path] = Listed(path, status.st_size, status.st_mtime)
-        self._index = found
+        self._index = {
+            Path(path): Listed(Path(path), status.st_size, status.st_mtime)
+            for path, status in plain_files(self.path)
+            if path.endswith(PART_SUFFIX)
+        }
 
     def opened(self, path: Path, now: float) -> None:
         """A part is in use; it may be new, ``now`` in Unix seconds."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from dmsg.cli.files.disk import plain_files
 from dmsg.cli.files.wire import TransferFailed
 
 #: How many bytes the directory may grow by while the command runs: six files of the largest size.
@@ -37,20 +38,8 @@ class _Taken:
 
 def measure(*directories: Path) -> tuple[int, int]:
     """Bytes and number of the files directly in ``directories``."""
-    size = count = 0
-    for directory in directories:
-        try:
-            with os.scandir(directory) as entries:
-                for entry in entries:
-                    try:
-                        if entry.is_file(follow_symlinks=False):
-                            size += entry.stat(follow_symlinks=False).st_size
-                            count += 1
-                    except FileNotFoundError:
-                        continue
-        except FileNotFoundError:
-            continue
-    return size, count
+    sizes = [status.st_size for directory in directories for _, status in plain_files(directory)]
+    return sum(sizes), len(sizes)
 
 
 def free_bytes(directory: Path) -> int:
