@@ -7,6 +7,7 @@ twins are connected to both relays and call each other, and one twin sends too m
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 from typing import Final
 
 import numpy as np
@@ -124,18 +125,16 @@ def _amounts(rng: np.random.Generator, n: int) -> Ints:
 
 def _sessions(fleet: Fleet, rng: np.random.Generator, relays: Ints, twins: Ints) -> TwinSessions:
     rows: list[tuple[int, int, float, float, int]] = []
-    for twin in twins.tolist():
-        for relay in relays.tolist():
-            for own in fleet.runs_of(twin):
-                for theirs in fleet.runs_of(relay):
-                    since, until = max(own.start, theirs.start), min(own.end, theirs.end)
-                    at = since + float(rng.uniform(0.3, 2.0))
-                    while at < until:
-                        end, kind = at + float(rng.exponential(60 * 3_600)), End.BROKEN
-                        if end >= until:
-                            end, kind = until, End.KILLED if theirs.killed and theirs.end < own.end else End.OPEN
-                        rows.append((twin, relay, at, end, kind))
-                        at = end + float(rng.uniform(0.5, 3.5))
+    for twin, relay in product(twins.tolist(), relays.tolist()):
+        for own, theirs in product(fleet.runs_of(twin), fleet.runs_of(relay)):
+            since, until = max(own.start, theirs.start), min(own.end, theirs.end)
+            at = since + float(rng.uniform(0.3, 2.0))
+            while at < until:
+                end, kind = at + float(rng.exponential(60 * 3_600)), End.BROKEN
+                if end >= until:
+                    end, kind = until, End.KILLED if theirs.killed and theirs.end < own.end else End.OPEN
+                rows.append((twin, relay, at, end, kind))
+                at = end + float(rng.uniform(0.5, 3.5))
     table = np.array(rows, np.float64).reshape(-1, 5)
     twin_, relay_, kind_ = (table[:, column].astype(np.int64) for column in (0, 1, 4))
     start, n = table[:, 2].copy(), len(table)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 from enum import IntEnum
+from itertools import product
 from typing import Any, Final
 
 import numpy as np
@@ -263,24 +264,22 @@ def make_sessions(fleet: Fleet, rng: np.random.Generator) -> Sessions:
     runs: list[list[Run]] = [[] for _ in fleet.nodes]
     for run in fleet.runs:
         runs[run.node].append(run)
-    for client in range(fleet.relays, fleet.relays + fleet.clients):
+    pairs = product(range(fleet.relays, fleet.relays + fleet.clients), range(fleet.relays))
+    for client, relay in (pair for pair in pairs if fleet.speaks(*pair)):
         mean_s = 8 * HOUR_S if client in abusers else 30 * HOUR_S
-        for relay in range(fleet.relays):
-            if not fleet.speaks(client, relay):
-                continue
-            for own in runs[client]:
-                first = True
-                for theirs in runs[relay]:
-                    since, until = max(own.start, theirs.start), min(own.end, theirs.end)
-                    at = since + float(rng.uniform(0.3, 2.0) if since == own.start else rng.uniform(1.0, 40.0))
-                    while at < until:
-                        end = at + float(rng.exponential(mean_s))
-                        kind = End.ABUSE if client in abusers and rng.random() < 0.7 else End.BROKEN
-                        if end >= until:
-                            end, kind = until, _last(fleet, own, theirs)
-                        rows.append((client, relay, at, end, kind, first))
-                        first = False
-                        at = end + float(rng.uniform(0.5, 3.5))
+        for own in runs[client]:
+            first = True
+            for theirs in runs[relay]:
+                since, until = max(own.start, theirs.start), min(own.end, theirs.end)
+                at = since + float(rng.uniform(0.3, 2.0) if since == own.start else rng.uniform(1.0, 40.0))
+                while at < until:
+                    end = at + float(rng.exponential(mean_s))
+                    kind = End.ABUSE if client in abusers and rng.random() < 0.7 else End.BROKEN
+                    if end >= until:
+                        end, kind = until, _last(fleet, own, theirs)
+                    rows.append((client, relay, at, end, kind, first))
+                    first = False
+                    at = end + float(rng.uniform(0.5, 3.5))
     table = np.array(rows, np.float64)
     relays = table[:, 1].astype(np.int64)
     sessions = Sessions(
