@@ -6,8 +6,9 @@
 
 from __future__ import annotations
 
-from dmsg_logs.report.data import ReportData, collect, gather
+from dmsg_logs.report.data import ReportData
 from dmsg_logs.report.figures import figures
+from dmsg_logs.report.gathering import collect, gather
 from dmsg_logs.report.page import render, write_report
 
 __all__ = ["ReportData", "collect", "figures", "gather", "render", "write_report"]

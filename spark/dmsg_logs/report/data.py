@@ -1,12 +1,7 @@
-"""The data of the report: small tables, aggregated in Spark and bounded in size.
-
-Percentiles over the whole fleet are exact: they are computed from the single connections, transports, dials and
-requests, because percentiles of hours or of relays cannot be combined.
-"""
+"""The data of the report: small frames, bounded in size. :mod:`dmsg_logs.report.gathering` makes them from the tables."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import date, datetime, timezone
@@ -14,10 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pandas as pd
 
-from dmsg_logs.runtime.together import workers
-
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 #: Whole days (UTC) that the report covers, the day of the last hour included.
 DAYS: Final = 14
@@ -38,9 +31,6 @@ DAY_S: Final = 86_400
 
 #: Percentiles that are shown, as ``p50`` and so on.
 POINTS: Final = (50, 95, 99)
-
-#: Tables with a row for single connections, transports or pairs; the others have a few for each hour, run, or key and day.
-LARGE: Final = ("connections", "transports", "pair_latency")
 
 #: Gives a table by its name: the pipeline's tables, ``events`` and ``accounts``.
 Reader = Callable[[str], "DataFrame"]
@@ -93,7 +83,8 @@ FRAMES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 
 
-def _empty() -> dict[str, pd.DataFrame]:
+def empty_frames() -> dict[str, pd.DataFrame]:
+    """All of :data:`FRAMES`, without rows."""
     return {name: pd.DataFrame(columns=list(columns)) for name, columns in FRAMES.items()}
 
 
@@ -110,7 +101,7 @@ class ReportData:
     until: int = 0
     bucket_s: int = HOUR_S
     totals: Mapping[str, float] = field(default_factory=dict)
-    frames: Mapping[str, pd.DataFrame] = field(default_factory=_empty)
+    frames: Mapping[str, pd.DataFrame] = field(default_factory=empty_frames)
 
     def rows(self, name: str) -> list[dict[str, Any]]:
         """The rows of one frame as mappings; empty where the frame is missing. ``KeyError`` for an unknown name."""
@@ -124,77 +115,6 @@ class ReportData:
     def buckets(self) -> list[int]:
         """The start of every bucket from ``since`` to ``until``."""
         return list(range(self.since, self.until, self.bucket_s))
-
-
-def collect(spark: SparkSession, tables: str) -> ReportData:
-    """The report's data from the tables under the URI ``tables``."""
-    from dmsg_logs.ingest.store import read_accounts, read_events
-    from dmsg_logs.runtime.session import UNCOMPILED, session_with
-    from dmsg_logs.tables.generations import read_table
-
-    quick = session_with(spark, UNCOMPILED)
-
-    @functools.cache
-    def read(name: str) -> DataFrame:
-        if name == "events":
-            return read_events(spark, tables)
-        if name == "accounts":
-            return read_accounts(quick, tables)
-        return read_table(spark if name in LARGE else quick, tables, name)
-
-    return gather(read)
-
-
-def gather(read: Reader) -> ReportData:
-    """The same from any source of tables. Reads, aggregates and fetches each table once or a few times."""
-    from dmsg_logs.report import queries
-    from dmsg_logs.report.window import window
-
-    since, until = window(read, DAYS)
-    if not until:
-        return ReportData(totals=queries.account_totals(read))
-    step = bucket_s(since, until)
-    span = (read, since, until)
-    frames = _empty()
-
-    def top() -> list[str]:
-        return [str(relay) for relay in first.result()["relay"]]
-
-    asked: dict[str, Callable[[], Any]] = {
-        "latency": lambda: queries.latency_frames(*span, step),  # the longest ones first
-        "paths": lambda: queries.request_paths(*span),
-        "accepts": lambda: queries.accepts(*span, top()),
-        "handshakes": lambda: queries.handshakes(*span, top()),
-        "totals": lambda: queries.totals(*span),
-        "fleet": lambda: queries.fleet(*span, step),
-        "load": lambda: queries.load(*span, step, top()),
-        "failures": lambda: queries.failures(*span, step),
-        "dial_failures": lambda: queries.dial_failures(*span),
-        "resumptions": lambda: queries.resumptions(*span),
-        "resumption_times": lambda: queries.resumption_times(*span),
-        "abuse": lambda: queries.abuse(*span),
-        "talkers": lambda: queries.talkers(*span),
-        "history": lambda: queries.history(*span, top()),
-        "forecast": lambda: queries.forecast(read, top()),
-        "bus": lambda: queries.bus(*span, step),
-        "bus_failures": lambda: queries.bus_failures(*span),
-        "federation": lambda: queries.federation(*span),
-        "calls": lambda: queries.calls(*span),
-        "discovery": lambda: queries.discovery(*span, step),
-        "quality": lambda: queries.quality(read),
-    }
-    with workers() as pool:
-        first = pool.submit(queries.relays, *span)  # the first to begin, since others wait for it
-        begun = {name: pool.submit(call) for name, call in asked.items()}
-        found = {name: each.result() for name, each in begun.items()}
-    relays = first.result()
-    totals = found.pop("totals")
-    frames.update(found.pop("latency"))
-    for latency in (found.pop("handshakes"), found.pop("accepts")):
-        relays = relays.merge(latency, on="relay", how="left")
-    frames.update(found, relays=relays)
-    checked = {name: frames[name][list(columns)] for name, columns in FRAMES.items()}
-    return ReportData(since, until, step, totals, checked)
 
 
 def bucket_s(since: int, until: int) -> int:
