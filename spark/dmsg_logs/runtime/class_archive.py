@@ -14,9 +14,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import pyspark
 
@@ -25,6 +24,8 @@ CACHE_VARIABLE: Final = "DMSG_LOGS_CACHE"
 #: Silences a JVM's many messages about classes it cannot archive, and about archives that do not fit.
 _QUIET: Final = "-Xlog:cds*=off -Xlog:class*=off"
 _TIMEOUT_S: Final = 600.0
+#: The module that uses Spark. It imports most others, which need this one, so it is not imported here.
+_FIRST_USE: Final = "dmsg_logs.first_use"
 
 
 class NotMade(Exception):
@@ -103,8 +104,8 @@ def _use(path: Path) -> str:
 
 
 def _run(what: str, options: str, directory: str) -> float:
-    """Run this module in a process of its own, which ends after its JVM; gives the seconds to a first answer."""
-    command = [sys.executable, "-m", __name__, what, options, directory]
+    """Use Spark in a process of its own, which ends after its JVM; gives the seconds to a first answer."""
+    command = [sys.executable, "-m", _FIRST_USE, what, options, directory]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
@@ -112,30 +113,3 @@ def _run(what: str, options: str, directory: str) -> float:
     if done.returncode:
         raise NotMade(done.stderr.strip().rpartition("\n")[2] or f"Spark ended with {done.returncode}")
     return float(done.stdout.split()[-1])
-
-
-def _main(what: str, options: str, directory: str) -> None:
-    """Start Spark, and let it do a bit of everything if it is to ``work``; print the seconds to its first answer."""
-    from dmsg_logs.runtime.session import build_session
-
-    began = time.monotonic()
-    settings = {"spark.master": "local[2]", "spark.driver.defaultJavaOptions": options}
-    session = build_session("dmsg-logs prepare", settings)
-    session.range(1).count()
-    took_s = time.monotonic() - began
-    if what == "work":
-        from dmsg_logs.ingest.batches import ingest
-        from dmsg_logs.synthetic import generate
-
-        landing = os.path.join(directory, "landing")
-        generate(landing, events=1_000, corrupt=0.01, duplicates=0.02, days=1, workers=1)
-        ingest(session, landing, os.path.join(directory, "tables"))
-    context: Any = session.sparkContext
-    session.stop()
-    context._gateway.proc.stdin.close()  # tells the JVM to end, and so to write its archive
-    context._gateway.proc.wait()
-    print(took_s)
-
-
-if __name__ == "__main__":
-    _main(*sys.argv[1:])
