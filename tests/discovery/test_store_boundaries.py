@@ -51,9 +51,7 @@ def there(key_of: Any) -> Any:
 
 
 @pytest_twisted.ensureDeferred
-async def test_a_relay_is_there_to_the_last_millisecond_and_no_longer(
-    store: Any, make_entry: Any, now_ns: int
-) -> None:
+async def test_a_relay_is_there_to_the_last_millisecond_and_no_longer(store: Any, make_entry: Any, now_ns: int) -> None:
     relay = make_entry("relay", address="10.0.0.1:80", version="0.0.1+messaging")
     await store.put(relay, now_ns)
     key = relay.static
@@ -312,7 +310,7 @@ async def test_the_same_operations_have_the_same_outcome_in_every_store(
         return one
 
     now = now_ns
-    for number in range(150):
+    for _ in range(150):
         now += rng.randrange(5, 60) * S
         name = rng.choice(names)
         entry = make_entry(

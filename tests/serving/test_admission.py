@@ -215,3 +215,56 @@ def test_who_has_no_idle_client_to_end_turns_the_newcomer_away() -> None:
     table.left(b)
     table.rests(b)
     assert table.victim(Origin.of("10.0.2.1")) is None
+
+
+def test_a_full_address_makes_room_by_itself_however_many_other_networks_hold() -> None:
+    table: Admission[One] = Admission(ServingLimits(connections=100, connections_per_address=3))
+    crowd = [one("10.0.0.1") for _ in range(97)]
+    own = [one("20.0.0.1") for _ in range(3)]
+    for each in [*crowd, *own]:
+        table.joined(each)
+    table.carries(own[0])
+    for _ in range(20):
+        assert table.victim(own[0].origin) in own[1:]
+    assert table.victim(Origin.of("30.0.0.1")) in crowd, "who comes from elsewhere displaces one of the largest"
+
+
+@pytest.mark.parametrize(("quiet", "goes"), [(4, "fresh"), (5, "quiet")])
+def test_four_quiet_clients_count_as_one_fresh_client(quiet: int, goes: str) -> None:
+    table: Admission[One] = Admission(ServingLimits(connections=quiet + 1))
+    crowd = {"quiet": [one("10.0.0.1") for _ in range(quiet)], "fresh": [one("20.0.0.1")]}
+    for each in [*crowd["quiet"], *crowd["fresh"]]:
+        table.joined(each)
+    for each in crowd["quiet"]:
+        table.carries(each)
+        table.rests(each)
+    for _ in range(20):
+        assert table.victim(Origin.of("30.0.0.1")) in crowd[goes]
+
+
+@pytest.mark.parametrize(("held", "gets"), [(3, True), (4, False)])
+def test_a_network_with_four_times_as_many_clients_takes_no_place_of_a_fresh_one(held: int, gets: bool) -> None:
+    table: Admission[One] = Admission(ServingLimits(connections=held + 1))
+    fresh, own = one("20.0.0.1"), [one(f"10.0.0.{number}") for number in range(held)]
+    for each in [fresh, *own]:
+        table.joined(each)
+    for each in own:
+        table.carries(each)  # and they go on: none of them can make room
+    assert table.victim(Origin.of("10.0.0.99")) == (fresh if gets else None)
+
+
+def test_places_that_were_given_back_are_free_again() -> None:
+    table: Admission[One] = Admission(ServingLimits(connections=2, connections_per_address=2))
+    a, b = one("10.0.0.1"), one("10.0.0.1")
+    for each in (a, b):
+        assert table.arrived(each) is None
+        table.joined(each)
+    assert len(table.strangers) == 0 and table.is_full(a.origin)
+    table.left(a)
+    assert not table.is_full(a.origin) and table.victim(a.origin) is None
+    table.carries(a)
+    table.rests(a)  # what comes late counts for nothing
+    c = one("10.0.1.1")
+    table.joined(c)
+    for _ in range(20):
+        assert table.victim(Origin.of("10.0.2.1")) in (b, c)
