@@ -27,7 +27,12 @@ def server_endpoint(reactor: Any, text: str) -> IStreamServerEndpoint:
     if _HAS_BACKLOG.match(text) and not _SAYS_BACKLOG.search(text):
         with contextlib.suppress(TypeError):  # the text has the backlog by position, or is wrong: the call below tells
             return cast(IStreamServerEndpoint, serverFromString(reactor, f"{text}:backlog={BACKLOG}"))
-    return cast(IStreamServerEndpoint, serverFromString(reactor, text))
+    try:
+        return cast(IStreamServerEndpoint, serverFromString(reactor, text))
+    except LookupError:
+        if not text.startswith("systemd:"):
+            raise
+        raise ValueError("systemd has given this program no such socket") from None
 
 
 def address_text(port: IListeningPort) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import selectors
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -18,17 +19,27 @@ from dmsg.testing.process import environ_without_settings
 ROOT = Path(__file__).parents[2]
 #: A program has this long to start or to end on a busy machine.
 PATIENCE_S = 30.0
+#: Begins the program of its second argument on, with the descriptor of its first argument as a socket of systemd.
+AS_SYSTEMD = """
+import os, sys
+os.dup2(int(sys.argv[1]), 3)
+os.environ.update(LISTEN_FDS="1", LISTEN_FDNAMES="a.socket", LISTEN_PID=str(os.getpid()))
+os.execv(sys.argv[2], sys.argv[2:])
+"""
 
 
 class Program:
     """A running program and its output so far (standard output and error in one)."""
 
-    def __init__(self, arguments: list[str], directory: Path, environ: dict[str, str]) -> None:
+    def __init__(
+        self, arguments: list[str], directory: Path, environ: dict[str, str], given: tuple[int, ...] = ()
+    ) -> None:
         self.output = b""
         self._process = subprocess.Popen(
             arguments,
             cwd=directory,
             env=environ,
+            pass_fds=given,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -102,9 +113,9 @@ class Program:
 
 @pytest.fixture
 def start(plugin_path: Path, tmp_path: Path) -> Iterator[Callable[..., Program]]:
-    """``start("twistd", "-n", …, environ={}, descriptors=(soft, hard)) -> Program`` in the test's directory.
+    """``start("twistd", "-n", …, environ={}, descriptors=(soft, hard), listens=socket) -> Program`` in the test's directory.
 
-    All end with the test.
+    ``listens`` is given to the program as systemd gives it a socket. All end with the test.
     """
     programs: list[Program] = []
 
@@ -113,6 +124,7 @@ def start(plugin_path: Path, tmp_path: Path) -> Iterator[Callable[..., Program]]
         *arguments: str,
         environ: dict[str, str] | None = None,
         descriptors: tuple[int, int] | None = None,
+        listens: socket.socket | None = None,
     ) -> Program:
         clean = environ_without_settings() | {
             "PYTHONPATH": str(plugin_path),
@@ -123,7 +135,10 @@ def start(plugin_path: Path, tmp_path: Path) -> Iterator[Callable[..., Program]]
         if descriptors is not None:
             soft, hard = descriptors
             words = ["/bin/sh", "-c", f'ulimit -Sn {soft}; ulimit -Hn {hard}; exec "$0" "$@"', *words]
-        programs.append(Program(words, tmp_path, clean))
+        given = () if listens is None else (listens.fileno(),)
+        if given:
+            words = [sys.executable, "-c", AS_SYSTEMD, str(*given), *words]
+        programs.append(Program(words, tmp_path, clean, given))
         return programs[-1]
 
     yield run

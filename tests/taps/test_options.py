@@ -163,6 +163,15 @@ def test_one_environment_serves_all_roles() -> None:
         (discovery, "--listen tcp:x", "dmsg-discovery: listen: 'tcp:x' is no endpoint to listen on"),
         (discovery, "--listen nowhere:1", "dmsg-discovery: listen: 'nowhere:1' is no endpoint to listen on"),
         (discovery, "--admin tcp:x", "dmsg-discovery: admin: 'tcp:x' is no endpoint to listen on"),
+        *(
+            (
+                discovery,
+                f"--listen systemd:domain=INET:{which}",
+                f"dmsg-discovery: listen: 'systemd:domain=INET:{which}' is no endpoint to listen on: "
+                "systemd has given this program no such socket",
+            )
+            for which in ("index=0", "name=a.socket")
+        ),
         (discovery, "--events ev --events-limit -1", "dmsg-discovery: events_limit: must not be negative"),
         (
             discovery,

@@ -205,6 +205,22 @@ def test_a_discovery_on_redis(start: Start, redis_url: str) -> None:
     assert program.terminate() == 0
 
 
+def test_a_socket_of_systemd_outlives_the_role(start: Start) -> None:
+    """Who connects while the role is being started again waits for the new one."""
+    with socket.create_server(("127.0.0.1", 0)) as listens:
+        port = listens.getsockname()[1]
+        command = [*RUNNERS[0], "dmsg-discovery", "--listen", "systemd:domain=INET:index=0", "--store", "memory:"]
+        first = start(*command, listens=listens)
+        first.wait_for("dmsg-discovery runs, on systemd:")
+        assert get(port, "/discovery/available_servers")[0] == 404
+        assert first.terminate() == 0
+        with socket.create_connection(("127.0.0.1", port)) as waiting:
+            waiting.sendall(b"GET /discovery/available_servers HTTP/1.0\r\n\r\n")
+            second = start(*command, listens=listens)
+            assert waiting.makefile("rb").readline().endswith(b" 404 Not Found\r\n")
+        assert second.terminate() == 0
+
+
 @pytest.mark.parametrize("runner", RUNNERS, ids=["twistd", "twist"])
 def test_a_server_registers_drains_and_withdraws(start: Start, runner: tuple[str, ...], key_file: Any) -> None:
     port, relay, admin = free_port(), free_port(), free_port()
