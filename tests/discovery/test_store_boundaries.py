@@ -280,6 +280,25 @@ async def test_in_redis_the_highest_sequence_is_followed_by_0(
     assert await store.put(make_entry("alice", 0, timestamp=first.timestamp + 1), now_ns) is False
 
 
+@pytest_twisted.ensureDeferred
+async def test_a_redis_that_has_reached_its_maxmemory_still_renews_and_evicts(
+    redis_url: str, opened: Any, reactor: Any, make_entry: Any, there: Any, now_ns: int
+) -> None:
+    store = opened(f"{redis_url}/3", limits=StoreLimits(clients=3))
+    names = [f"key {n}" for n in range(3)]
+    for n, name in enumerate(names):
+        await store.put(make_entry(name), now_ns + n * S, at(1))
+    by_hand = RedisConnection(RedisAddress.parse(f"{redis_url}/3"), reactor)
+    try:
+        await by_hand.call("CONFIG", "SET", "maxmemory", 1000)
+        assert await store.put(make_entry("key 0", 1), now_ns + 5 * S, at(1)) is False
+        assert await store.put(make_entry("new"), now_ns + 6 * S, at(1)) is True
+    finally:
+        await by_hand.call("CONFIG", "SET", "maxmemory", 0)
+        await by_hand.close()
+    assert await there(store, [*names, "new"], now_ns + 7 * S) == ["key 0", "key 2", "new"]
+
+
 # --- side by side ------------------------------------------------------------------------------------------------------
 
 
