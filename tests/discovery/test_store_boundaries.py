@@ -11,7 +11,7 @@ import pytest_twisted
 
 from dmsg.address import RedisAddress
 from dmsg.discovery.errors import DiscoveryError, EntryNotFound, WrongSequence, WrongTime
-from dmsg.discovery.stores.rules import StoreLimits
+from dmsg.discovery.stores.rules import TTL_LIMIT_S, StoreLimits
 from dmsg.glue.redis import RedisConnection
 
 S = 10**9
@@ -77,6 +77,21 @@ async def test_a_relay_that_lives_for_ever_is_found_by_its_key(
     later = now_ns + 10**6 * S
     assert await store.servers_of([relay.static.raw], later) == [relay]
     assert await store.available_keys(5, later) == [relay.static.raw]
+
+
+@pytest_twisted.ensureDeferred
+async def test_the_longest_times_to_live_work_in_every_store(
+    store_url: str, opened: Any, make_entry: Any, there: Any, now_ns: int
+) -> None:
+    times = dict.fromkeys(("server_ttl_s", "client_ttl_s", "base_client_ttl_s", "tombstone_ttl_s"), TTL_LIMIT_S)
+    store = opened(store_url, limits=StoreLimits(clients=1, **times))
+    await store.put(make_entry("relay", address="10.0.0.1:80"), now_ns)
+    await store.put(make_entry("gone"), now_ns)
+    century = int(TTL_LIMIT_S) * S
+    await store.put(make_entry("client"), now_ns + century - 6 * S)
+    assert await there(store, ["relay", "client"], now_ns + century - S) == ["relay", "client"]
+    assert (await outcome(store.get(make_entry("gone").static, now_ns + century - S)))[1] == 1
+    assert await there(store, ["relay"], now_ns + century) == []
 
 
 @pytest_twisted.ensureDeferred

@@ -178,6 +178,14 @@ def test_one_environment_serves_all_roles() -> None:
             "--events ev --events-rotate-bytes 67108865",
             "dmsg-discovery: events_rotate_bytes: must be at most 67108864",
         ),
+        *(
+            (
+                discovery,
+                f"--store-limit-{which}-ttl-s 36526d",
+                f"dmsg-discovery: store_limits: {which.replace('-', '_')}_ttl_s must be at most 100 years",
+            )
+            for which in ("server", "client", "base-client", "tombstone")
+        ),
         (discovery, "--limit-connections x", "dmsg-discovery: limit_connections: must be a whole number"),
     ],
 )

@@ -38,6 +38,8 @@ T = TypeVar("T")
 NS_PER_S: Final = 1_000_000_000
 HOUR_S: Final = 3600.0
 DAY_S: Final = 24 * HOUR_S
+#: The longest time to live, a hundred years: SQLite holds no times in nanoseconds that are centuries away.
+TTL_LIMIT_S: Final = 36_525 * DAY_S
 _HOUR_NS: Final = 3600 * NS_PER_S
 #: Parsed entries that are cached, and the largest cached one in bytes: at most about 25 MiB.
 CACHED_ENTRIES: Final = 4096
@@ -58,7 +60,10 @@ _RATE_GROUPS: Final = 50_000
 
 @dataclass(frozen=True, slots=True)
 class StoreLimits:
-    """The limits of a store on times and numbers. A time to live of ``None`` means for ever, a rate of ``None`` no limit."""
+    """The limits of a store on times and numbers. A time to live of ``None`` means for ever, a rate of ``None`` no limit.
+
+    Raises ``ValueError`` for a time to live of more than :data:`TTL_LIMIT_S`, and for a burst of less than 1.
+    """
 
     #: How long an entry with a server half lives after it was posted, in seconds. Our servers post every minute, the
     #: reference's post once.
@@ -89,6 +94,9 @@ class StoreLimits:
 
     def __post_init__(self) -> None:
         check_limits(self)
+        for name in ("server_ttl_s", "client_ttl_s", "base_client_ttl_s", "tombstone_ttl_s"):
+            if (getattr(self, name) or 0.0) > TTL_LIMIT_S:
+                raise ValueError(f"{name} must be at most 100 years")
 
     def expires_ns(self, entry: Entry, now_ns: int) -> int | None:
         """When ``entry``, posted at ``now_ns``, expires (Unix nanoseconds); ``None`` for never.
