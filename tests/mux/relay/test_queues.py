@@ -208,6 +208,39 @@ def test_a_queue_of_one_frame_has_a_time_limit(relay):
     assert net.switch.next_timeout() is None
 
 
+def test_more_data_for_a_receiver_that_takes_nothing_gives_it_no_more_time(relay):
+    net = relay()
+    alice, bob = net.join("alice"), net.join("bob")
+    one, two = alice.dial_many(bob, 2)
+    bob.pause()
+    alice.say(FWD, one, bytes(2))
+    net.advance(net.limits.queue_stall_timeout_s - 1.0)
+    alice.say(FWD, two, bytes(2))
+    net.advance(1.0)
+    alice.read()
+    assert alice.closed == {one: SLOW, two: SLOW}
+
+
+def test_a_receiver_that_took_everything_has_the_time_of_one_stall_when_it_stalls_again(relay):
+    net = relay()
+    alice, bob = net.join("alice"), net.join("bob")
+    [stalled] = alice.dial_many(bob, 1)
+    for _ in range(2):
+        bob.pause()
+        alice.say(FWD, stalled, bytes(2))
+        net.advance(10.0)
+        bob.read()
+        assert net.switch.queued_bytes == 0
+    bob.pause()
+    alice.say(FWD, stalled, bytes(2))
+    net.advance(net.limits.queue_stall_timeout_s - 0.1)
+    alice.read()
+    assert alice.closed == {}
+    net.advance(0.1)
+    alice.read()
+    assert alice.closed == {stalled: SLOW}
+
+
 def test_a_receiver_that_takes_something_has_more_time(relay):
     """However many transports share its network: what counts is that bytes leave for its socket."""
     net = relay()
