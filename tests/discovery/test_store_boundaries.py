@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import pytest_twisted
+from twisted.internet import defer
 
 from dmsg.address import RedisAddress
 from dmsg.discovery.errors import DiscoveryError, EntryNotFound, WrongSequence, WrongTime
@@ -178,6 +179,38 @@ async def test_an_entry_that_grows_does_not_displace_itself_though_it_is_the_old
         await store.put(make_entry(name), now_ns + n * S, at(1))
     assert await store.put(make_entry("growing", 1, servers=MANY), now_ns + 5 * S, at(1)) is False
     assert await there(store, ["growing", "second", "third"], now_ns + 6 * S) == ["growing", "third"]
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "redis"])
+@pytest_twisted.ensureDeferred
+async def test_after_limits_were_lowered_each_write_evicts_some_until_what_is_there_fits(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path, opened: Any, make_entry: Any, there: Any, now_ns: int
+) -> None:
+    """All at once would hold up every other operation: of a million entries, for minutes."""
+    url = f"sqlite:{tmp_path / 'entries'}" if kind == "sqlite" else request.getfixturevalue("redis_url") + "/3"
+    store = opened(url)
+    names = [f"key {n}" for n in range(180)]
+    await defer.gatherResults([store.put(make_entry(name), now_ns, at(1)) for name in names])
+    await store.close()
+    store = opened(url, limits=StoreLimits(clients=20, tombstones=20))
+    counts, tombs = [], []
+    for n in range(4):
+        new = make_entry(f"new {n}")
+        assert await store.put(new, now_ns + n * S, at(2)) is True
+        assert await store.get(new.static, now_ns + n * S) == new
+        live = await there(store, [*names, *(f"new {one}" for one in range(n + 1))], now_ns + n * S)
+        counts.append(len(live))
+        hints = [await outcome(store.get(make_entry(name).static, now_ns + n * S)) for name in names]
+        tombs.append(sum(isinstance(hint, tuple) and hint[1] == 1 for hint in hints))
+    assert counts == [180 + 1 - 64, 180 + 2 - 128, 20, 20]
+    assert tombs == [20] * 4
+    await store.close()
+    store = opened(url, limits=StoreLimits(clients=20, tombstones=5))
+    for n, left in enumerate((20 + 1 - 8, 20 + 2 - 16, 5)):
+        await store.put(make_entry(f"more {n}"), now_ns + (5 + n) * S, at(3))
+        known = [*names, *(f"new {one}" for one in range(4)), *(f"more {one}" for one in range(3))]
+        hints = [await outcome(store.get(make_entry(name).static, now_ns + (5 + n) * S)) for name in known]
+        assert sum(isinstance(hint, tuple) and hint[1] == 1 for hint in hints) == left
 
 
 @pytest_twisted.ensureDeferred

@@ -30,6 +30,8 @@ from dmsg.discovery.errors import (
     WrongTime,
 )
 from dmsg.discovery.stores.rules import (
+    EVICTED_AT_ONCE,
+    FORGOTTEN_AT_ONCE,
     NS_PER_S,
     ROW_BYTES,
     NewKeys,
@@ -63,7 +65,7 @@ _TIMESTAMP_SHIFT: Final = 1 << 63
 # seconds. A stray is a key in a set whose hash was deleted by something else, for example by hand, and which may have been
 # posted again since: it is removed from the set where it is found, and counts as much as the average of its network.
 _LIBRARY: Final = f"""
-local DATE, ROW, TOMBSTONE = 4294967296, {ROW_BYTES}, 2
+local DATE, ROW, TOMBSTONE, EVICTED = 4294967296, {ROW_BYTES}, 2, {EVICTED_AT_ONCE}
 local function total(field)
     return tonumber(redis.call('HGET', 'dmsg:totals', field) or '0')
 end
@@ -121,7 +123,8 @@ local function bury(key, from, network, now_ms, limit, ttl_ms)
     redis.call('HSET', key, 'r', 0)
     enter(key, kind, row[2], ROW, math.floor(now_ms / 1000))
     redis.call('ZADD', 'dmsg:tombstones', now_ms + ttl_ms, key)
-    while total('e' .. kind) > limit do
+    for _ = 1, {FORGOTTEN_AT_ONCE} do
+        if total('e' .. kind) <= limit then return end
         local largest = redis.call('ZREVRANGE', 'dmsg:networks:' .. kind, 0, 0)[1]
         local oldest = redis.call('ZRANGE', 'dmsg:of:' .. kind .. ':' .. largest, 0, 0)[1]
         if is_stray(oldest, kind, largest) then stray(oldest, kind, largest) else forget(oldest) end
@@ -166,7 +169,8 @@ else
 end
 local known = old[3] == kind
 local rows, bytes = known and 0 or 1, known and size - tonumber(old[4]) or size
-while total('e' .. kind) + rows > tonumber(ARGV[11]) or total('b' .. kind) + bytes > tonumber(ARGV[12]) do
+for _ = 1, EVICTED do
+    if total('e' .. kind) + rows <= tonumber(ARGV[11]) and total('b' .. kind) + bytes <= tonumber(ARGV[12]) then break end
     local found, of = victim(kind, network, key, bytes, now)
     if not found then return 'full' end
     bury(found, kind, of, now_ms, tombstones, ttl_ms)

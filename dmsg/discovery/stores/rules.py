@@ -54,6 +54,10 @@ ROW_BYTES: Final = 256
 READ_MARKS: Final = 16_384
 READ_MARKS_WRITTEN: Final = 1000
 READ_MARKS_INTERVAL_NS: Final = 10 * NS_PER_S
+#: Most entries that one put evicts, and most tombstones that are forgotten for a new one. A put never needs more than the longest
+#: entry (16 KiB) has room for of the shortest; only when limits were lowered there is more to do, which would hold up all others.
+EVICTED_AT_ONCE: Final = 64
+FORGOTTEN_AT_ONCE: Final = 8
 #: Groups whose rate of new keys is remembered.
 _RATE_GROUPS: Final = 50_000
 

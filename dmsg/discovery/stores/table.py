@@ -14,6 +14,8 @@ from dmsg.discovery.entry import DMSG, Entry, check_iteration, is_available
 from dmsg.discovery.errors import DiscoveryError, EntryNotFound, StoreFull
 from dmsg.discovery.stores.rules import (
     CLIENT,
+    EVICTED_AT_ONCE,
+    FORGOTTEN_AT_ONCE,
     RELAY,
     ROW_BYTES,
     TOMBSTONE,
@@ -184,9 +186,12 @@ class EntryTable:
     def _make_room(
         self, connection: Connection, kind: int, network: str, key: bytes, rows: int, size: int, now_ns: int
     ) -> None:
-        """Evict until ``rows`` more of ``kind`` with ``size`` more bytes fit, for ``key``, which is not evicted itself."""
+        """Evict until ``rows`` more of ``kind`` with ``size`` more bytes fit, for ``key``, which is not evicted itself.
+
+        No more than :data:`EVICTED_AT_ONCE`: when limits were lowered, later puts evict the rest.
+        """
         row_limit, byte_limit = self._limits.room(kind)
-        while True:
+        for _ in range(EVICTED_AT_ONCE):
             entries, total = connection.execute(_TOTAL, (kind,)).fetchall()[0]
             if entries + rows <= row_limit and total + size <= byte_limit:
                 return
@@ -214,7 +219,9 @@ class EntryTable:
         """Turn an entry into a tombstone; of too many, the oldest of the network with the most is forgotten."""
         connection.execute(_BURY, (now_ns, now_ns, key))
         kind += TOMBSTONE
-        while connection.execute(_TOTAL, (kind,)).fetchall()[0][0] > self._limits.tombstones:
+        for _ in range(FORGOTTEN_AT_ONCE):
+            if connection.execute(_TOTAL, (kind,)).fetchall()[0][0] <= self._limits.tombstones:
+                return
             network = connection.execute(_LARGEST, (kind,)).fetchall()[0][0]
             oldest = connection.execute(_UNREAD, (kind, network, b"")).fetchall()[0][0]
             connection.execute("DELETE FROM entries WHERE key = ?", (oldest,))
