@@ -11,7 +11,7 @@ import pytest_twisted
 from twisted.internet import defer
 
 from dmsg.address import RedisAddress
-from dmsg.discovery.errors import DiscoveryError, EntryNotFound, WrongSequence, WrongTime
+from dmsg.discovery.errors import DiscoveryError, DiscoveryUnavailable, EntryNotFound, WrongSequence, WrongTime
 from dmsg.discovery.stores.rules import TTL_LIMIT_S, StoreLimits
 from dmsg.glue.redis import RedisConnection
 
@@ -345,6 +345,31 @@ async def test_a_redis_that_has_reached_its_maxmemory_still_renews_and_evicts(
         await by_hand.call("CONFIG", "SET", "maxmemory", 0)
         await by_hand.close()
     assert await there(store, [*names, "new"], now_ns + 7 * S) == ["key 0", "key 2", "new"]
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_redis_that_takes_no_writes_still_lists_what_is_there(
+    redis_url: str, opened: Any, reactor: Any, make_entry: Any, now_ns: int
+) -> None:
+    """As one does whose disk is full (MISCONF), one without replicas that it must have, and a replica."""
+    store = opened(f"{redis_url}/3")
+    early, late = (make_entry(name, address="10.0.0.1:80") for name in ("early", "late"))
+    await store.put(early, now_ns)
+    await store.put(late, now_ns + 100 * S)
+    by_hand = RedisConnection(RedisAddress.parse(f"{redis_url}/3"), reactor)
+    try:
+        await by_hand.call("CONFIG", "SET", "min-replicas-to-write", 1)
+        assert await outcome(store.put(make_entry("late", 1, address="10.0.0.1:80"), now_ns)) is DiscoveryUnavailable
+        for after_s, left in ((299, [early, late]), (300, [late]), (400, [])):
+            at_ns = now_ns + after_s * S
+            found = await store.available_servers(5, at_ns)
+            assert {str(entry) for entry in found} == {str(entry) for entry in left}
+            keys = await store.available_keys(5, at_ns)
+            assert sorted(keys) == sorted(entry.static.raw for entry in left)
+            assert await store.servers_of([early.static.raw, late.static.raw], at_ns) == left
+    finally:
+        await by_hand.call("CONFIG", "SET", "min-replicas-to-write", 0)
+        await by_hand.close()
 
 
 # --- side by side ------------------------------------------------------------------------------------------------------

@@ -230,19 +230,26 @@ for at = 5, #ARGV do
 end
 """
 )
-_AVAILABLE: Final = """
-redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', ARGV[1])
-local bodies = {}
+# A Redis that takes no writes for now (its disk is full, or it is a replica) still lists: what has expired may stay there.
+_DRAW: Final = """
+redis.pcall('ZREMRANGEBYSCORE', KEYS[1], '-inf', ARGV[1])
+local drawn = {}
 for _, key in ipairs(redis.call('ZRANDMEMBER', KEYS[1], ARGV[2])) do
+    if tonumber(redis.call('ZSCORE', KEYS[1], key)) > tonumber(ARGV[1]) then drawn[#drawn + 1] = key end
+end
+"""
+_AVAILABLE: Final = (
+    _DRAW
+    + """
+local bodies = {}
+for _, key in ipairs(drawn) do
     local body = redis.call('HGET', key, 'b')
     if body then bodies[#bodies + 1] = body end
 end
 return bodies
 """
-_KEYS: Final = """
-redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', ARGV[1])
-return redis.call('ZRANDMEMBER', KEYS[1], ARGV[2])
-"""
+)
+_KEYS: Final = _DRAW + "return drawn"
 _SERVERS_OF: Final = """
 local now = tonumber(ARGV[1])
 local bodies = {}
