@@ -20,7 +20,7 @@ from twisted.python.failure import Failure
 
 from dmsg.address import network_group
 from dmsg.discovery.entry import DMSG, Entry, ServerPart
-from dmsg.discovery.errors import DiscoveryError
+from dmsg.discovery.errors import DiscoveryError, DiscoveryUnavailable
 from dmsg.discovery.proofs.prover import RelayProofs
 from dmsg.discovery.ranks import RELAYS_LIMIT, Ranks, weight
 from dmsg.discovery.relay_cache import RelayCache
@@ -224,7 +224,10 @@ class ServerListing:
             watched.watch(self._cache.changed)
 
     async def servers(self, limit: int, now_ns: int) -> list[Entry]:
-        """At most ``limit`` entries of available servers, in the order for clients to try them."""
+        """At most ``limit`` entries of available servers, in the order for clients to try them.
+
+        Raises ``DiscoveryUnavailable`` when the store does not answer, and when there are none because it has not yet.
+        """
         ranks = self._ranks()
         if ranks is not None and not ranks.freshness(now_ns / NS_PER_S):
             ranks = None
@@ -235,7 +238,10 @@ class ServerListing:
             if candidates is None:
                 candidates = self._remember(self._proofs.networks(self._protocol), ranks, version, now_ns)
             drawn = await self._entries(candidates.draw(limit, self._random), now_ns)
-            return [entry for entry in drawn if self._proofs.holds_for(entry)]
+            listed = [entry for entry in drawn if self._proofs.holds_for(entry)]
+            if not listed and self._proofs.is_blind:
+                raise DiscoveryUnavailable("the store was not read yet")
+            return listed
         wanted = self._version_of_store
         candidates = self._current(ranks, wanted, now_ns)
         while candidates is None and self._renewing and self._is_watched:

@@ -461,9 +461,13 @@ async def test_a_store_that_fails_is_read_later(reactor: Any, memory_world: Worl
     await world.store.put(make_entry("relay", address="20.0.0.1:80"), world.now_ns())
     proofs = world.discovery()
     await world.advance(1)
-    assert await world.listed(proofs) == []
+    with pytest.raises(DiscoveryUnavailable):  # not an empty list: clients would forget the relays they know
+        await world.listed(proofs)
     world.store.failing = False
     await world.until(lambda: proofs.stats()["relays_listed"] == 1)
+    world.store.failing = True
+    await world.register(proofs, make_entry("relay", 1, address="20.0.0.1:80", available=0))
+    assert await world.listed(proofs) == [], "now it is known that there is none"
 
 
 @sync

@@ -85,7 +85,7 @@ class RelayProofs:
         self._timer: Any = None
         self._sync_timer: Any = None
         self._syncing: Deferred[None] | None = None
-        self._synced_once = False
+        self._synced_once = self._has_read = False
         self._started_at = 0.0
         self._waiters: Waiters[None] = Waiters()
         self._running = False
@@ -158,6 +158,11 @@ class RelayProofs:
         if moved or record.protocol != entry.protocol:
             self.offer(entry)
         return record.proved
+
+    @property
+    def is_blind(self) -> bool:
+        """Whether the store was not read since the start, so that nobody knows which relays there are."""
+        return self._running and not self._has_read
 
     def is_proved(self, public_key: PublicKey) -> bool:
         """Whether the relay is listed."""
@@ -318,6 +323,7 @@ class RelayProofs:
             complete = complete and len(keys) < self.limits.relays
         if complete:
             self._schedule.retain(held, began)
+        self._has_read = True
 
     async def _read_servers(self, protocol: str) -> list[bytes]:
         """The keys of the servers that speak ``protocol``. Notes the new ones among them."""
