@@ -8,16 +8,18 @@ import re
 from typing import Any, Final, cast
 
 from twisted.internet.address import IPv4Address, IPv6Address, UNIXAddress
-from twisted.internet.defer import Deferred, succeed
+from twisted.internet.defer import CancelledError, Deferred, maybeDeferred, succeed
 from twisted.internet.endpoints import serverFromString
 from twisted.internet.error import CannotListenError
 from twisted.internet.interfaces import IAddress, IListeningPort, IProtocolFactory, IStreamServerEndpoint
 from twisted.internet.protocol import Factory
+from twisted.logger import Logger
 from zope.interface import implementer
 
 #: TCP connections that may wait to be accepted, unless the endpoint string says how many. Twisted's 50 are used up after one
 #: turn of a busy relay: the kernel then drops the packets of clients, who try again after a second. Linux allows 4,096.
 BACKLOG: Final = 1024
+_log = Logger()
 _HAS_BACKLOG: Final = re.compile(r"(haproxy:)?(tcp|tcp6|ssl|unix):")
 _SAYS_BACKLOG: Final = re.compile(r"(?<!\\):backlog=")
 
@@ -54,6 +56,19 @@ def listen_problem(error: Any) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return str(error) or type(error).__name__
+
+
+async def stop_listening(port: IListeningPort) -> None:
+    """Stop listening on ``port``. An error is only logged: the caller has more to stop.
+
+    For example, Twisted fails when the file of a UNIX socket was removed meanwhile.
+    """
+    try:
+        await maybeDeferred(port.stopListening)
+    except CancelledError:
+        raise
+    except Exception as error:
+        _log.warn("{port} was not closed well: {problem}", port=address_text(port), problem=listen_problem(error))
 
 
 class LateFactory(Factory):

@@ -14,7 +14,7 @@ from itertools import count
 from typing import Any, Final
 
 from twisted.application.service import Service
-from twisted.internet.defer import CancelledError, Deferred, ensureDeferred, fail, maybeDeferred, succeed
+from twisted.internet.defer import CancelledError, Deferred, ensureDeferred, fail, succeed
 from twisted.internet.interfaces import IAddress, IDelayedCall, IListeningPort, IReactorTime, IStreamServerEndpoint
 from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
@@ -26,6 +26,7 @@ from dmsg.discovery.entry import DMSG
 from dmsg.discovery.registrar import EntryRegistrar
 from dmsg.errors import DmsgError, RemoteProtocolError
 from dmsg.glue.fanout import flush_all
+from dmsg.glue.listening import stop_listening
 from dmsg.glue.pacer import Pacer
 from dmsg.glue.shell import Shell
 from dmsg.glue.throttle import ReadThrottle
@@ -191,7 +192,7 @@ class RelayService(Service, ABC):
         if self._publishing.running:
             self._publishing.stop()
         if self.port is not None:
-            await maybeDeferred(self.port.stopListening)
+            await stop_listening(self.port)
         if self.registrar is not None:
             await self.registrar.close(withdraw=True)
         await self._wait_until_idle(began + self.limits.drain_timeout_s)

@@ -22,7 +22,7 @@ from dmsg.eventlog.files import ROTATE_BYTES
 from dmsg.eventlog.limit import LimitedEventLog
 from dmsg.eventlog.log import EventLog, NullEventLog, check_directory, new_boot_id
 from dmsg.eventlog.schema import Event
-from dmsg.glue.listening import LateFactory, listen_problem, server_endpoint
+from dmsg.glue.listening import LateFactory, listen_problem, server_endpoint, stop_listening
 from dmsg.ops.admin import admin_pages, make_admin_site
 from dmsg.ops.descriptors import allow_descriptors, complain_seldom
 from dmsg.ops.gc import GC_THRESHOLDS, settle_memory
@@ -87,7 +87,7 @@ class BoundEndpoint:
             port = await self._port
             self._port = None
             if port is not None:
-                await maybeDeferred(port.stopListening)
+                await stop_listening(port)
 
 
 class NoEndpoint(BoundEndpoint):

@@ -205,6 +205,25 @@ def test_a_discovery_on_redis(start: Start, redis_url: str) -> None:
     assert program.terminate() == 0
 
 
+@pytest.mark.parametrize("role", ["dmsg-discovery", "dmsg-server"])
+def test_a_role_whose_sockets_were_removed_stops_in_order(
+    start: Start, tmp_path: Path, key_file: Any, role: str
+) -> None:
+    """Something tidies up under /tmp or /run while the role serves there."""
+    more = ("--key", str(key_file(KEY))) if role == "dmsg-server" else ()
+    program = start(
+        *RUNNERS[0], role, *more, "--listen", "unix:s", "--admin", "unix:a", "--events", "events"
+    )  # fmt: skip
+    program.wait_for(f"{role} runs, on unix:s")
+    for name in ("s", "a"):
+        (tmp_path / name).unlink()
+    assert program.terminate() == 0
+    assert [event["event"] for event in read_events(tmp_path / "events")][-2:] == ["drained", "server_stopped"]
+    assert not list((tmp_path / "events").rglob("*.part"))
+    assert "Traceback" not in program.text
+    assert "s was not closed well: No such file or directory" in program.text
+
+
 def test_a_socket_of_systemd_outlives_the_role(start: Start) -> None:
     """Who connects while the role is being started again waits for the new one."""
     with socket.create_server(("127.0.0.1", 0)) as listens:
