@@ -11,7 +11,13 @@ from twisted.internet.address import IPv4Address, IPv6Address, UNIXAddress
 from twisted.internet.defer import CancelledError, Deferred, maybeDeferred, succeed
 from twisted.internet.endpoints import serverFromString
 from twisted.internet.error import CannotListenError
-from twisted.internet.interfaces import IAddress, IListeningPort, IProtocolFactory, IStreamServerEndpoint
+from twisted.internet.interfaces import (
+    IAddress,
+    IListeningPort,
+    IProtocolFactory,
+    IProtocolNegotiationFactory,
+    IStreamServerEndpoint,
+)
 from twisted.internet.protocol import Factory
 from twisted.logger import Logger
 from zope.interface import implementer
@@ -71,6 +77,7 @@ async def stop_listening(port: IListeningPort) -> None:
         _log.warn("{port} was not closed well: {problem}", port=address_text(port), problem=listen_problem(error))
 
 
+@implementer(IProtocolNegotiationFactory)
 class LateFactory(Factory):
     """Holds a port for a factory that comes later; until :meth:`serve` it refuses connections."""
 
@@ -90,6 +97,11 @@ class LateFactory(Factory):
 
     def buildProtocol(self, addr: IAddress | None) -> Any:
         return None if self._served is None else self._served.buildProtocol(addr)
+
+    def acceptableProtocols(self) -> list[bytes]:
+        """What the factory speaks. Without an answer, TLS ends every connection whose client names what it speaks (ALPN)."""
+        negotiates = IProtocolNegotiationFactory.providedBy(self._served)
+        return list(self._served.acceptableProtocols()) if negotiates else []
 
     def doStop(self) -> None:
         super().doStop()  # type: ignore[no-untyped-call]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import json
 import os
 import re
 import signal
 import socket
+import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -15,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography import x509
 from twisted.internet.interfaces import IStreamServerEndpoint
 
 from dmsg.crypto.keys import SecretKey
@@ -203,6 +206,28 @@ def test_a_discovery_on_redis(start: Start, redis_url: str) -> None:
     program.wait_for(f"dmsg-discovery runs, on tcp:{port}")
     assert get(port, "/discovery/available_servers")[0] == 404
     assert program.terminate() == 0
+
+
+def test_a_discovery_speaks_https_with_clients_that_say_what_they_speak(
+    start: Start, tmp_path: Path, self_signed: Any
+) -> None:
+    """Most do, by ALPN; Twisted's does not."""
+    (tmp_path / "site.pem").write_bytes(self_signed(x509.IPAddress(ipaddress.ip_address("127.0.0.1"))))
+    port = free_port()
+    listen = f"ssl:port={port}:interface=127.0.0.1:privateKey=site.pem"
+    start(*RUNNERS[0], "dmsg-discovery", "--listen", listen, "--store", "memory:").wait_for("dmsg-discovery runs")
+    for offered, spoken in (([], None), (["http/1.1"], "http/1.1"), (["h2", "http/1.1"], "http/1.1")):
+        trusting = ssl.create_default_context(cafile=str(tmp_path / "site.pem"))
+        if offered:
+            trusting.set_alpn_protocols(offered)
+        with (
+            socket.create_connection(("127.0.0.1", port)) as plain,
+            trusting.wrap_socket(plain, server_hostname="127.0.0.1") as sealed,
+        ):
+            assert sealed.selected_alpn_protocol() == spoken
+            sealed.sendall(b"GET /discovery/available_servers HTTP/1.0\r\n\r\n")
+            with sealed.makefile("rb") as answer:
+                assert answer.readline().endswith(b" 404 Not Found\r\n")
 
 
 @pytest.mark.parametrize("role", ["dmsg-discovery", "dmsg-server"])
