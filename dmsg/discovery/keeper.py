@@ -15,6 +15,7 @@ from typing import Any, Final
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
+from twisted.python.failure import Failure
 
 from dmsg.crypto.keys import SecretKey
 from dmsg.discovery.entry import Entry, ServerPart, next_sequence
@@ -58,6 +59,10 @@ WITHDRAW_TIMEOUT_S: Final = 5.0
 # our sequences or timestamps.
 _HINT_SEQUENCE_LIMIT: Final = 1 << 48
 _HINT_AHEAD_NS: Final = 366 * 24 * 3600 * 1_000_000_000
+
+
+def _too_late(result: object, timeout_s: float) -> Failure:
+    return Failure(DiscoveryUnavailable(f"no answer within {timeout_s:g} s"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +166,8 @@ class EntryKeeper:
         if withdraw and (self.entry is not None or self._has_posted):
             self._entry_wanted = self._entry_wanted.withdrawn()
             try:
-                await Deferred.fromCoroutine(self._publish(refresh=False)).addTimeout(WITHDRAW_TIMEOUT_S, self._clock)
+                withdrawing = Deferred.fromCoroutine(self._publish(refresh=False))
+                await withdrawing.addTimeout(WITHDRAW_TIMEOUT_S, self._clock, _too_late)
             except CancelledError:
                 raise
             except Exception as error:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import pytest_twisted
 from twisted.internet import defer, task
+from twisted.logger import formatEvent, globalLogPublisher
 from zope.interface import implementer
 
 from dmsg.address import HostPort
@@ -663,11 +664,17 @@ async def test_withdrawing_does_not_take_for_ever(world: World, keys: Any) -> No
     world.registrar.set_client(keys)
     world.run(1)
     world.discovery.gate = defer.Deferred()
-    closing = defer.Deferred.fromCoroutine(world.registrar.close(withdraw=True))
-    world.run(4.5)
-    assert not closing.called
-    world.run(1)
-    await closing
+    said: list[Any] = []
+    globalLogPublisher.addObserver(said.append)
+    try:
+        closing = defer.Deferred.fromCoroutine(world.registrar.close(withdraw=True))
+        world.run(4.5)
+        assert not closing.called
+        world.run(1)
+        await closing
+    finally:
+        globalLogPublisher.removeObserver(said.append)
+    assert "no answer within 5 s" in formatEvent(said[-1])
 
 
 @pytest.mark.parametrize("arrived", [True, False])
