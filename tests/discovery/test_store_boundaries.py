@@ -372,6 +372,21 @@ async def test_a_redis_that_takes_no_writes_still_lists_what_is_there(
         await by_hand.close()
 
 
+@pytest_twisted.ensureDeferred
+async def test_a_redis_that_hangs_has_not_answered_in_time(
+    redis_url: str, opened: Any, reactor: Any, make_entry: Any, now_ns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, by_hand = opened(f"{redis_url}/3"), RedisConnection(RedisAddress.parse(f"{redis_url}/3"), reactor)
+    await store.put(make_entry("alice"), now_ns)
+    monkeypatch.setattr("dmsg.discovery.stores.redis.OPERATION_TIMEOUT_S", 0.1)
+    await by_hand.call("CLIENT", "PAUSE", 400)
+    with pytest.raises(DiscoveryUnavailable, match=r"Redis has not answered within 0\.1 s"):
+        await store.get(make_entry("alice").static, now_ns)
+    monkeypatch.undo()
+    assert await store.get(make_entry("alice").static, now_ns) == make_entry("alice")
+    await by_hand.close()
+
+
 # --- side by side ------------------------------------------------------------------------------------------------------
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, TimeoutError
 from zope.interface import implementer
 
 from dmsg.address import RedisAddress
@@ -303,6 +303,8 @@ class RedisStore:
         """Every failure between here and Redis becomes ``DiscoveryUnavailable``."""
         try:
             return await asked.addTimeout(OPERATION_TIMEOUT_S, self._reactor)
+        except TimeoutError:
+            raise DiscoveryUnavailable(f"Redis has not answered within {OPERATION_TIMEOUT_S:g} s") from None
         except Exception as error:
             reason = quoted(getattr(error, "reason", type(error).__name__))
             raise DiscoveryUnavailable(f"Redis failed: {reason}") from error
