@@ -30,8 +30,8 @@ from dmsg.messaging.core.wire import (
     OPEN_CHANNEL,
     OPEN_CHANNEL_BYTES,
     SEND,
-    FrameReader,
     Layout,
+    RelayFrameReader,
 )
 from dmsg.sansio.core import Core
 
@@ -60,7 +60,7 @@ class Connection(Core):
         self._key = key
         self._layout = layout
         self._random = random
-        self._reader = FrameReader(layout)
+        self._reader = RelayFrameReader(layout)
         self._now = now
         self._control: list[bytes] = []
         self._control_bytes = 0

@@ -198,7 +198,54 @@ class FrameReader:
             self._tail.clear()
         if self.layout is None:
             self.layout = recognise_layout(data[:HEADER_BYTES])
-        frames, used, self._missing = self.layout.split_frames(data)
+        frames, used, self._missing = self._split(self.layout, data)
         if used < len(data):
             self._tail += data[used:]
         return data, frames
+
+    def _split(self, layout: Layout, data: bytes) -> tuple[list[Frame], int, int]:
+        return layout.split_frames(data)
+
+
+#: The size of each frame that a relay may send to a client whose layout it does not know yet, by its header in each layout.
+_EARLY: Final = {
+    layout: {
+        frame[:HEADER_BYTES]: len(frame)
+        for frame in (
+            layout.encode(OPEN_CHANNEL, 0, bytes(OPEN_CHANNEL_BYTES)),
+            layout.encode(CLOSE_CHANNEL, 0),
+            layout.encode(CHANNEL_CLOSED, 0),
+        )
+    }
+    for layout in (GO, SEED)
+}
+
+
+class RelayFrameReader(FrameReader):
+    """A client's reader of a link in ``layout``. The relay learns the layout from the client's first frame.
+
+    Before that, the relay may send in the other layout: offers of channels, and that it takes them back. None of their headers
+    begins a frame in ``layout`` that a relay sends (:ref:`spec-messaging-layouts`).
+    """
+
+    __slots__ = ("_other",)
+
+    def __init__(self, layout: Layout) -> None:
+        super().__init__(layout)
+        #: The other layout; ``None`` once the relay has changed over.
+        self._other: Layout | None = SEED if layout is GO else GO
+
+    def _split(self, layout: Layout, data: bytes) -> tuple[list[Frame], int, int]:
+        other = self._other
+        if other is None:
+            return layout.split_frames(data)
+        at, total, sizes = 0, len(data), _EARLY[other]
+        while (size := sizes.get(data[at : at + HEADER_BYTES])) is not None:
+            if at + size > total:
+                return other.split_frames(data)
+            at += size
+        if total - at >= HEADER_BYTES:
+            self._other = None
+        early, _, _ = other.split_frames(data[:at])
+        frames, used, missing = layout.split_frames(data[at:])
+        return early + [(kind, one, at + start, at + end) for kind, one, start, end in frames], at + used, missing

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from dmsg.messaging.core.wire import (
     FrameReader,
     FrameType,
     Layout,
+    RelayFrameReader,
     recognise_layout,
 )
 from dmsg.testing.strategies import cuts
@@ -174,6 +176,21 @@ def test_no_other_frame_is_a_first_one(header: str) -> None:
     assert caught.value.reason == "first frame not recognised"
 
 
+first_frames = st.sampled_from(
+    [(wire.OPEN_CHANNEL, 9, b"\x02" * 82), (wire.CLOSE_CHANNEL, 7, b""), (wire.CHANNEL_CLOSED, 0, b"")]
+)
+later_frames = st.one_of(first_frames, st.tuples(st.just(wire.SEND), st.integers(0, 255), st.binary(max_size=40)))
+
+
+@given(st.lists(first_frames, max_size=4), st.lists(later_frames, max_size=4), layouts, st.data())
+def test_a_client_reads_what_a_relay_says_before_it_knows_the_layout(
+    before: list[Fields], after: list[Fields], layout: Layout, data: st.DataObject
+) -> None:
+    other = SEED if layout is GO else GO
+    stream = b"".join([*(other.encode(*frame) for frame in before), *(layout.encode(*frame) for frame in after)])
+    assert read(RelayFrameReader(layout), *data.draw(cuts(stream))) == before + after
+
+
 # --- any stream --------------------------------------------------------------------------------------------------------
 
 
@@ -200,10 +217,21 @@ def outcome(reader: FrameReader, pieces: list[bytes]) -> tuple[list[Fields], str
     return found, ""
 
 
-@given(st.binary(max_size=300), st.sampled_from((None, GO, SEED)), st.data())
-def test_any_bytes_are_frames_or_a_remote_error(stream: bytes, layout: Layout | None, data: st.DataObject) -> None:
-    _, whole = outcome(FrameReader(layout), [stream])
-    _, in_pieces = outcome(FrameReader(layout), data.draw(cuts(stream)))
+makers: list[Callable[[], FrameReader]] = [
+    FrameReader,
+    lambda: FrameReader(GO),
+    lambda: FrameReader(SEED),
+    lambda: RelayFrameReader(GO),
+    lambda: RelayFrameReader(SEED),
+]
+
+
+@given(st.binary(max_size=300), st.sampled_from(makers), st.data())
+def test_any_bytes_are_frames_or_a_remote_error(
+    stream: bytes, make: Callable[[], FrameReader], data: st.DataObject
+) -> None:
+    _, whole = outcome(make(), [stream])
+    _, in_pieces = outcome(make(), data.draw(cuts(stream)))
     assert whole == in_pieces
 
 

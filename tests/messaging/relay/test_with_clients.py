@@ -85,6 +85,30 @@ def test_data_goes_both_ways_and_the_channel_is_closed(dialect: Dialect, layouts
         assert not net.switch.open_transports and not any(member.legs for member in net.members)
 
 
+@pytest.mark.parametrize("layouts", [(GO, SEED, GO), (SEED, GO, SEED), (GO, GO, SEED)], ids=str)
+@pytest.mark.parametrize("dialect", [V0, V3], ids=lambda one: one.name)
+def test_a_client_that_is_asked_before_its_first_frame_has_come_understands_that(
+    dialect: Dialect, layouts: tuple[Layout, ...]
+) -> None:
+    """The relay does not know its layout yet, and speaks the one of the third client."""
+    net = Net(dialect, layouts)
+    early, caller = net.sides[1].connection, net.sides[0].connection
+    given_up, asked = caller.open(early.identity), caller.open(early.identity)
+    caller.abort(given_up)
+    net.send(0)
+    net.deliver(1, 1)
+    net.pump()
+    [_, offer] = [event.channel for event in net.sides[1].events if isinstance(event, ChannelOffered)]
+    assert [event.channel for event in net.sides[0].events if isinstance(event, ChannelOpened)] == [asked]
+    caller.send_data(asked, b"hello")
+    early.send_data(offer, b"hello yourself")
+    net.pump()
+    assert (net.sides[1].received[offer], net.sides[0].received[asked]) == (b"hello", b"hello yourself")
+    for side in net.sides:
+        side.events.clear()
+    net.channel()
+
+
 @each_dialect
 @pytest.mark.parametrize("go_quirks", [False, True])
 def test_a_peer_whose_link_is_lost_is_gone(dialect: Dialect, go_quirks: bool) -> None:
