@@ -10,7 +10,7 @@ import os
 from collections import deque
 from typing import Final
 
-from dmsg.crypto.errors import CryptoError, InvalidKey
+from dmsg.crypto.errors import CryptoError, InvalidKey, NonceExhausted
 from dmsg.crypto.keys import PublicKey, Random, SecretKey
 from dmsg.crypto.noise import NoiseHandshake
 from dmsg.errors import LocalProtocolError
@@ -75,6 +75,8 @@ class Connection(Core):
         #: Ids whose channels ended without a last frame of the other side. It may still come, so these ids are used last, the
         #: oldest of them first.
         self._late_ids: dict[int, None] = {}
+        #: Channels that have something to send and no number for it; the next :meth:`handle_timeout` ends them.
+        self._used_up: list[Channel] = []
 
     # --- what the application asks for -----------------------------------------------------------------------------
 
@@ -223,7 +225,11 @@ class Connection(Core):
             channel.queued = False
             if not channel.sendable:
                 continue
-            ciphertext = channel.next_ciphertext()
+            try:
+                ciphertext = channel.next_ciphertext()
+            except NonceExhausted:  # the other channels go on
+                self._used_up.append(channel)
+                continue
             assert channel.send_id is not None
             parts.append(header(channel.send_id, len(ciphertext)))
             parts.append(ciphertext)
@@ -345,15 +351,22 @@ class Connection(Core):
     def next_timeout(self) -> float | None:
         """When the wait for the other side's last frame of a channel is over, or ``None``.
 
-        A new wait begins with the next :meth:`handle_timeout`, which tells the core the time; so that is asked for at once.
+        A new wait begins with the next :meth:`handle_timeout`, which tells the core the time; so that is asked for at once. So it
+        is for channels that have to end.
         """
+        if self._used_up:
+            return self._now
         deadlines = self._deadlines
         return min([self._now if at is None else at for at in deadlines.values()]) if deadlines else None
 
     def handle_timeout(self, now: float) -> list[Event]:
-        """End channels whose other side has not sent its last frame in time."""
+        """End channels whose other side has not sent its last frame in time, and those whose numbers are used up."""
         self._now = now
         events: list[Event] = []
+        while self._used_up:
+            channel = self._used_up.pop()
+            if channel.state in SENDING:
+                self._fail(channel, ChannelEndReason.EXHAUSTED, events)
         for channel, at in list(self._deadlines.items()):
             abandoned = channel.state is ChannelState.ABANDONED
             if at is None:
@@ -386,7 +399,7 @@ class Connection(Core):
         return channel.queued
 
     def _close_if_through(self, channel: Channel) -> None:
-        if channel.state is ChannelState.CLOSING and channel.may_close:
+        if channel.state is ChannelState.CLOSING and channel.may_close and channel not in self._used_up:
             self._half_close(channel)
 
     def _half_close(self, channel: Channel) -> None:

@@ -38,6 +38,8 @@ class ChannelEndReason(Enum):
     SLOW_CONSUMER = "slow_consumer"
     #: A deadline set on the transport passed without progress.
     DEADLINE = "deadline"
+    #: All numbers that the dialect has for the ciphertexts of one direction are used.
+    EXHAUSTED = "NonceExhausted"
 
 
 #: Reason -> exception class; :attr:`ChannelEndReason.NORMAL` and ``CLOSED_BY_PEER`` are no faults.
@@ -91,6 +93,13 @@ class SlowConsumer(ChannelError, reason=ChannelEndReason.SLOW_CONSUMER):
 
 class ChannelDeadline(ChannelError, reason=ChannelEndReason.DEADLINE):
     """A deadline set on the transport passed without progress."""
+
+
+class NumbersUsedUp(ChannelError, reason=ChannelEndReason.EXHAUSTED):
+    """This side has sent as many Sends as the dialect has numbers for: 4,294,967,295 in v5. A new channel begins at 1 again."""
+
+    def __init__(self) -> None:
+        super().__init__("all numbers of the channel are used up; a new channel has new ones")
 
 
 class NoServices(DmsgError):

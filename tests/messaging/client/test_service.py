@@ -30,6 +30,7 @@ from dmsg.messaging.core.errors import (
     ChannelRefused,
     NoFreeChannel,
     NoServices,
+    NumbersUsedUp,
     OtherDialect,
     PeerGone,
     SlowConsumer,
@@ -484,6 +485,29 @@ async def test_a_writer_that_does_not_pause_is_cut_off(net):
 
 
 # --- ends --------------------------------------------------------------------------------------------------------------------
+
+
+@sync
+async def test_a_channel_whose_numbers_are_used_up_ends_and_no_other(net):
+    events = MemoryEventLog()
+    async with net(events=events, dialect_name="v5") as world:
+        world.serve()
+        (here, there), (other, other_there) = await world.pair(), await world.pair()
+        for cipher in (here.transport.stream.sealer, there.transport.stream.opener):
+            cipher._state.nonce = 2**32 - 2
+        for number in (b"last but one ", b"last ", b"none"):
+            here.transport.write(number)
+            other.transport.write(number)
+            await world.settle()
+        await world.wait(here.when_lost())
+        assert isinstance(cause(here), NumbersUsedUp)
+        assert there.received == b"last but one last " and isinstance(cause(there), PeerGone)
+        assert other_there.received == b"last but one last none" and not other.lost
+        [closed] = [one for one in events.of(ev.TransportClosed) if one.by == "local"]
+        assert closed.reason == Reason.NONCE_EXHAUSTED
+        again, far = await world.pair()
+        again.transport.write(b"hello")
+        await world.wait(far.when_received(5))
 
 
 @sync

@@ -679,6 +679,29 @@ def test_what_an_application_closes_on_is_acknowledged_before_the_close() -> Non
     assert not caller.connection.channels and not callee.connection.channels
 
 
+@pytest.mark.parametrize("closes", ["before", "after"])
+def test_a_close_behind_data_for_which_there_is_no_number_is_no_orderly_end(closes: str) -> None:
+    board = Switchboard(V5)
+    caller, callee = board.sides
+    ours, theirs = board.channel()
+    ours.sealer._state.nonce = 2**32
+    caller.connection.send_data(ours, b"not sent")
+    if closes == "before":
+        assert not caller.connection.close(ours)
+    board.pump()
+    if closes == "after":
+        assert not caller.connection.close(ours)
+    callee.connection.send_data(theirs, b"an application that takes this might go on with its close")
+    board.pump()
+    due = caller.connection.next_timeout()
+    assert due is not None and due <= 0.0
+    caller.events += caller.connection.handle_timeout(0.0)
+    board.pump()
+    assert ends(caller.events) == [(ChannelEndReason.EXHAUSTED, True)]
+    assert ends(callee.events) == [(ChannelEndReason.PEER_GONE, False)]
+    assert caller.connection.next_timeout() is None and not caller.connection.channels
+
+
 def test_an_unanswered_close_ends_after_a_second() -> None:
     board = Switchboard()
     ours, _ = board.channel()
