@@ -76,6 +76,8 @@ class _World(World):
         #: Frames that belong to no channel: the end of an unknown channel.
         self.alone: Counter[tuple[Member, int, int]] = Counter()
         self.given: dict[Member, int] = {}  # the id that the relay gave last, of the upper half
+        #: Ids of requests that are over and that the client may still answer, the oldest first.
+        self.late: dict[Member, dict[int, None]] = defaultdict(dict)
         self.requests: Counter[bytes] = Counter()  # by the key of the client they are for
         self.asked: Counter[Member] = Counter()
         self.passed: Counter[Member] = Counter()
@@ -145,6 +147,8 @@ class _World(World):
         leg = member.legs.get(channel_id)
         other = leg.other if leg is not None else None
         self.news = []
+        if leg is None and kind in (CHANNEL_OPENED, CLOSE_CHANNEL, CHANNEL_CLOSED):
+            self.late[member].pop(channel_id, None)
         if kind == OPEN_CHANNEL:
             self._feed_open_channel(member, channel_id, payload, data)
         elif kind == CHANNEL_OPENED:
@@ -195,8 +199,7 @@ class _World(World):
         assert leg.other.member is target and leg.other.key == theirs and not leg.closing and not leg.other.closing
         assert leg.other.id == (-1 if target.own_ids else theirs)
         assert set(ends) <= {(Ending.BUSY, "server")} and len(ends) <= 1
-        if theirs >= 128:
-            self.given[target] = theirs
+        self._give(target, theirs)
         self._call(member, channel_id, leg)
         self._call(target, theirs, leg.other)
         self.flows[leg.other].append((OPEN_CHANNEL, member.remote.raw + payload[KEY_BYTES:]))
@@ -231,13 +234,25 @@ class _World(World):
         return "busy" if target.control_backlog_bytes > self.limits.control_backlog_bytes else ""
 
     def _next_id(self, member: Member) -> int | None:
-        """The next free id below the last, from 255 down to 128; then the highest of the others."""
+        """The next free id below the last, from 255 down to 128; then the highest of the others. Late ids are used last, but
+        before the lower ones where the client gives those.
+        """
         last = self.given[member]
         taken = {leg.key for leg in member.legs.values()} | {leg.id for leg in member.waiting if not leg.open}
         if not member.own_ids:
             taken |= {leg.id for leg in member.legs.values() if leg.initiator and not leg.open}
-        order = [*range(last - 1, 127, -1), *range(255, last - 1, -1), *range(127, -1, -1)]
+        late = self.late[member]
+        upper = [*range(last - 1, 127, -1), *range(255, last - 1, -1)]
+        upper, lower = ([one for one in ids if one not in late] for ids in (upper, range(127, -1, -1)))
+        order = [*upper, *lower, *late] if member.own_ids else [*upper, *late, *lower]
         return next((number for number in order if number not in taken), None)
+
+    def _give(self, member: Member, number: int) -> None:
+        """The relay has given ``number``, which :meth:`_next_id` told."""
+        if number in self.late[member]:
+            del self.late[member][number]
+        elif number >= 128:
+            self.given[member] = number
 
     def _check_refusal(
         self, member: Member, payload: bytes, reason: str, fault: str, full: str, theirs: int | None
@@ -293,12 +308,14 @@ class _World(World):
             self._call(member, payload[0], leg)
         super().feed(member, data)
         assert member.own_ids is own_ids
+        if not own_ids:
+            self.late[member].clear()
         assert not own_ids or leg.id == payload[0]
         if others[1] not in (None, own_ids):
             assert self._told() == [(Ending.UNSUPPORTED, "server")] and len(self.news) == 1
             return
-        if own_ids and key is not None and key >= 128:
-            self.given[asking] = key
+        if own_ids and key is not None:
+            self._give(asking, key)
         if leg.open:
             assert key is not None and other.open and self.news[-1].asking is other
             assert (leg.key, other.key) == (leg.key, key) and asking.legs[key] is other
@@ -353,6 +370,9 @@ class _World(World):
             assert self.now >= self.closing_since[closer] + _LIMITS.close_timeout_s
         if event.reason == Ending.HANDSHAKE_TIMEOUT:
             assert self.now >= asking.since + self.limits.request_timeout_s
+        asked = asking.other.member
+        if not event.was_open and event.by != "responder" and asked.own_ids is not False:
+            self.late[asked][asking.other.key] = None
         # A channel that one side has closed is ended by that side, although the other side sends the last frame.
         last = self.sender or event.by
         for leg in (asking, asking.other):

@@ -36,6 +36,7 @@ _RUNNING: Final = _REMEMBERED | {
     "EntryRegistrar._publishers": "the program itself",
     "FairBucket._debts": "what sources have used up of a rate; paid off with time",
     "LinkSession._here": "an address for each service",
+    "Member.late": "ids of requests that are over and that the client may still answer; limited",
     "Member.pairs": "rates towards clients that do not know this one; limited",
     "MessagingClient._noted": "the sessions that are there",
     "Openings._paths": "what was learned of the ways to the peers that were spoken to last; limited",

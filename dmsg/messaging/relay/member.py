@@ -53,16 +53,18 @@ class Member(any_protocol.Member[Leg]):
 
     ``layout`` is the layout of frames to the client: the relay's own until the client's first frame shows which one it
     speaks (:ref:`spec-messaging-layouts`). ``own_ids`` says whether each side of the link has ids of its own; ``None``
-    until an answer of the client shows it.
+    until an answer of the client shows it. ``late`` has the ids of requests that are over, and that the client may still answer:
+    it cannot be told of their end before. The oldest is first.
     """
 
-    __slots__ = ("_next_id", "layout", "own_ids", "reader")
+    __slots__ = ("_next_id", "late", "layout", "own_ids", "reader")
 
     def __init__(self, switch: any_protocol.Router, remote: PublicKey, layout: Layout, now: float, group: str) -> None:
         super().__init__(switch, remote, now, group=group)
         self.reader = FrameReader()
         self.layout = layout
         self.own_ids: bool | None = None
+        self.late: dict[int, None] = {}
         self._next_id = LINK_IDS - 1
 
     @property
@@ -98,16 +100,24 @@ class Member(any_protocol.Member[Leg]):
 
     def free_id(self) -> int | None:
         """An id that the relay may give to a channel of this client, or ``None``. Ids are used in rotation, and not again
-        before the last frames of the channel that had the id are sent.
+        before the last frames of the channel that had the id are sent; those in :attr:`late` last.
         """
         leaving = {leg.id for leg in self.waiting if not leg.open}
-        for turn in range(LINK_IDS):
-            if turn < _UPPER_IDS:
-                channel_id = self._next_id
-                self._next_id = channel_id - 1 if channel_id > _UPPER_IDS else LINK_IDS - 1
-            else:
-                channel_id = LINK_IDS - 1 - turn
-            is_taken = channel_id in self.legs or channel_id in leaving
-            if not is_taken and (self.own_ids or Leg.asking_key(channel_id) not in self.legs):
+
+        def is_free(channel_id: int) -> bool:
+            if channel_id in self.legs or channel_id in leaving:
+                return False
+            return bool(self.own_ids) or Leg.asking_key(channel_id) not in self.legs
+
+        for _ in range(_UPPER_IDS):
+            channel_id = self._next_id
+            self._next_id = channel_id - 1 if channel_id > _UPPER_IDS else LINK_IDS - 1
+            if is_free(channel_id) and channel_id not in self.late:
                 return channel_id
-        return None
+        lower = [number for number in reversed(range(_UPPER_IDS)) if number not in self.late]
+        # Where both sides share the ids, the client gives the lower ones itself.
+        others = [*lower, *self.late] if self.own_ids else [*self.late, *lower]
+        found = next(filter(is_free, others), None)
+        if found is not None:
+            self.late.pop(found, None)
+        return found

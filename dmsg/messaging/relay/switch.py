@@ -125,7 +125,10 @@ class Switch(any_protocol.Switch[Member, Leg]):
     ) -> None:
         if kind == OPEN_CHANNEL:
             self._on_open_channel(member, channel_id, payload, events)
-        elif kind == CHANNEL_OPENED:
+            return
+        if leg is None and kind in (CHANNEL_OPENED, CLOSE_CHANNEL, CHANNEL_CLOSED):
+            member.late.pop(channel_id, None)
+        if kind == CHANNEL_OPENED:
             self._on_channel_opened(member, leg, payload, events)
         elif kind in (CLOSE_CHANNEL, CHANNEL_CLOSED):
             if leg is None and not member.own_ids:
@@ -186,6 +189,8 @@ class Switch(any_protocol.Switch[Member, Leg]):
         member.own_ids = own_ids
         if own_ids:
             leg.id = payload[0]
+        else:
+            member.late.clear()
         asking = leg.other
         key = asking.member.key_for(asking, own_ids)
         if asking.member.own_ids not in (None, own_ids):
@@ -198,6 +203,16 @@ class Switch(any_protocol.Switch[Member, Leg]):
             asking.member.send_control(asking.member.layout.encode(CHANNEL_OPENED, asking.id, answer))
 
     # --- closing ---------------------------------------------------------------------------------------------------
+
+    def _end(
+        self, leg: Leg, reason: int, events: list[SwitchEvent], *, by: str, tell: Leg, notice: bytes | None = None
+    ) -> None:
+        """See :class:`dmsg.serving.switch.Switch`. A client with ids of its own may still answer a request that is over."""
+        if leg.state is _REQUESTED:
+            asked = leg.other if leg.initiator else leg
+            if by != asked.side and asked.member.own_ids is not False:
+                asked.member.late[asked.key] = None
+        super()._end(leg, reason, events, by=by, tell=tell, notice=notice)
 
     def _on_close(self, leg: Leg, kind: int, events: list[SwitchEvent]) -> None:
         """CloseChannel or ChannelClosed: a refusal, the end of a request, or a step of the closing of a channel."""

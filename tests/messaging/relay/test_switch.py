@@ -231,6 +231,74 @@ def test_requests_that_are_given_up_end_no_channel_of_a_client_that_has_only_dia
     check(net)
 
 
+@pytest.mark.parametrize("given_up", [True, False], ids=["given up", "timed out"])
+@pytest.mark.parametrize("has_answered", [True, False])
+def test_a_late_refusal_ends_no_other_channel(relay: MakeRelay, has_answered: bool, given_up: bool) -> None:
+    """A client with ids of its own is not told that a request is over, and answers it when it has decided."""
+    net = relay()
+    alice, bob, mallory = net.join("alice", own_ids=True), net.join("bob", own_ids=True), net.join("mallory")
+    if has_answered:
+        alice.open(bob, 0, 50)
+    mallory.ask(bob)
+    [late] = bob.take()
+    if given_up:
+        mallory.say(CLOSE_CHANNEL, 0)
+    net.advance(11.0)
+    bob.take()
+    for _ in range(127 - has_answered):  # with all other ids of the upper half
+        mallory.ask(bob)
+        [offer] = bob.take()
+        bob.say(CHANNEL_CLOSED, offer.channel_id)
+        net.advance(0.2)
+    ours, theirs = bob.open(alice, 1, 51)
+    assert ended(bob.say(CHANNEL_CLOSED, late.channel_id)) == []
+    bob.say(SEND, ours, b"still there")
+    alice.say(SEND, theirs, b"so am I")
+    assert alice.take()[-1] == Said(SEND, 51, b"still there") and bob.take() == [Said(SEND, 1, b"so am I")]
+    check(net)
+
+
+@pytest.mark.parametrize("answer", [CHANNEL_OPENED, CHANNEL_CLOSED])
+def test_an_id_is_used_again_once_the_request_that_had_it_is_answered(relay: MakeRelay, answer: int) -> None:
+    net = relay()
+    bob, mallory = net.join("bob", own_ids=True), net.join("mallory")
+    mallory.ask(bob)
+    mallory.say(CLOSE_CHANNEL, 0)
+    assert bob.take()[0].channel_id == 255
+    bob.say(answer, 255, bytes([9]) + MESSAGE if answer == CHANNEL_OPENED else b"")
+    given = []
+    for _ in range(128):
+        mallory.ask(bob)
+        [offer] = [said for said in bob.take() if said.kind == OPEN_CHANNEL]
+        bob.say(CHANNEL_CLOSED, offer.channel_id)
+        given.append(offer.channel_id)
+        net.advance(0.2)
+    assert given[-1] == 255
+
+
+@pytest.mark.parametrize("own_ids", [True, False])
+def test_when_no_request_is_answered_the_oldest_ids_are_used_again(relay: MakeRelay, own_ids: bool) -> None:
+    """Where both sides share the ids, the lower ones are the client's, so they come last."""
+    net = relay()
+    alice, bob, mallory = net.join("alice", own_ids=own_ids), net.join("bob", own_ids=own_ids), net.join("mallory")
+    alice.own_ids = own_ids
+    if own_ids:
+        alice.open(bob, 0, 50)
+        net.leave(alice)
+        bob.take()
+    given = []
+    for _ in range(300):
+        mallory.ask(bob)
+        given.append(bob.take()[0].channel_id)
+        mallory.say(CLOSE_CHANNEL, 0)
+        bob.take()
+        net.advance(0.2)
+    if own_ids:
+        assert sorted(given[:256]) == list(range(256)) and given[256:] == given[:44]
+    else:
+        assert given == [*range(255, 127, -1), *range(255, 127, -1), *range(255, 211, -1)]
+
+
 def test_an_answer_with_the_id_of_the_clients_own_request_ends_the_one_it_answers(relay: MakeRelay) -> None:
     net = relay()
     alice, bob, mallory = net.join("alice"), net.join("bob"), net.join("mallory", own_ids=True)
