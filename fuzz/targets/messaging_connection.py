@@ -107,8 +107,12 @@ class _Client:
             return
         channel = self.core.channels.get(channel_id)
         expected: list[tuple[type, Any]] = []
+        yielding = None
         if kind == OPEN_CHANNEL:
             if self._takes(channel_id, payload):
+                yielding = self._oldest_offer()
+                if yielding is not None:
+                    expected.append((ChannelEnded, ChannelEndReason.REFUSED))
                 expected.append((ChannelOffered, None))
             else:
                 self.control.append((CHANNEL_CLOSED, channel_id, 0))
@@ -125,9 +129,13 @@ class _Client:
         new_id = self._next_id() if self.dialect.own_ids else channel_id
         found = self.feed(data, now)
         assert [(type(event), getattr(event, "reason", None)) for event in found] == expected
+        if yielding is not None:
+            assert found[0].channel is yielding
+            self._dropped(yielding)
         if kind == OPEN_CHANNEL and found:
-            assert found[0].channel.id == new_id and found[0].channel.send_id == channel_id
-            assert found[0].channel.offer == payload[33:] and found[0].channel.remote.raw == payload[:33]
+            offered = found[-1].channel
+            assert offered.id == new_id and offered.send_id == channel_id
+            assert offered.offer == payload[33:] and offered.remote.raw == payload[:33]
             self._use(new_id)
         if channel is not None and kind in (CLOSE_CHANNEL, CHANNEL_CLOSED):
             self._over(channel)
@@ -152,8 +160,15 @@ class _Client:
         others = [one for one in self.core.channels.values() if not one.initiator]
         waiting = [one for one in others if one.state is ChannelState.OFFERED]
         in_use = channel_id in self.core.channels and not self.dialect.own_ids
-        room = len(waiting) < _CONFIG.offered_limit and len(others) < _CONFIG.incoming_limit
+        yields = self._oldest_offer() is not None
+        room = (yields or len(waiting) < _CONFIG.offered_limit) and len(others) - yields < _CONFIG.incoming_limit
         return len(payload) == 82 and room and not in_use and _is_point(payload[:33])
+
+    def _oldest_offer(self) -> Channel | None:
+        """The offer that ends for a new one: where each side has ids of its own, when too many wait."""
+        waiting = [one for one in self.core.channels.values() if one.state is ChannelState.OFFERED]
+        is_full = self.dialect.own_ids and len(waiting) == _CONFIG.offered_limit
+        return min(waiting, key=self.channels.index) if is_full else None
 
     def _expect_closing(self, channel: Channel, kind: int) -> list[tuple[type, Any]]:
         if kind == CLOSE_CHANNEL and channel.send_id is not None:
@@ -232,7 +247,8 @@ class _Client:
                 self.unread[event.channel] = self.unread.get(event.channel, 0) + len(event.data)
                 self.received[event.channel] = self.received.get(event.channel, b"") + event.data
             elif isinstance(event, ChannelEnded):
-                assert event.local == (event.reason is ChannelEndReason.NORMAL or event.reason in _FAULTS)
+                made_room = event.reason is ChannelEndReason.REFUSED and not event.channel.initiator
+                assert event.local == (event.reason is ChannelEndReason.NORMAL or event.reason in _FAULTS or made_room)
                 self.ended.add(event.channel)
                 self.faults += event.reason in _FAULTS - {ChannelEndReason.SLOW_CONSUMER}
                 self.silent.add(event.channel)

@@ -77,8 +77,11 @@ class IncomingChannel(ChannelOwner, ServiceOffer[ListeningPort[ChannelTransport]
         self._session.abort_stream(self._channel)
 
     def ended(self, reason: ChannelEndReason, *, local: bool) -> None:
-        """The peer gave up."""
-        self._end()
+        """The peer gave up, or a newer offer has taken the place of this one."""
+        if local:
+            self.crowded_out()
+        else:
+            self._end()
 
     def lost(self, error: DmsgError) -> None:
         """The link is gone."""

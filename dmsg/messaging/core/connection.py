@@ -295,7 +295,7 @@ class Connection(Core):
 
     def _on_open_channel(self, their_id: int, payload: bytes, events: list[Event]) -> None:
         try:
-            channel = self._offer(their_id, payload)
+            channel = self._offer(their_id, payload, events)
         except (InvalidKey, NoFreeChannel):
             self.send_control(CHANNEL_CLOSED, their_id)
             return
@@ -304,17 +304,24 @@ class Connection(Core):
         self._incoming += 1
         events.append(ChannelOffered(channel))
 
-    def _offer(self, their_id: int, payload: bytes) -> Channel:
-        """The channel that an OpenChannel asks for. Raises ``InvalidKey`` or ``NoFreeChannel`` if there can be none."""
+    def _offer(self, their_id: int, payload: bytes, events: list[Event]) -> Channel:
+        """The channel that an OpenChannel asks for. Raises ``InvalidKey`` or ``NoFreeChannel`` if there can be none.
+
+        A client with ids of its own is not told that an offer is over, so at the limit the oldest offer makes room.
+        """
         if len(payload) != OPEN_CHANNEL_BYTES:
             raise InvalidKey("not the length of a key and a handshake message")
         config = self.config
-        if self._offered >= config.offered_limit or self._incoming >= config.incoming_limit:
+        own_ids, crowded = self.dialect.own_ids, self._offered >= config.offered_limit
+        if (crowded and not own_ids) or self._incoming - (crowded and own_ids) >= config.incoming_limit:
             raise NoFreeChannel("too many channels of others")
-        if their_id in self.channels and not self.dialect.own_ids:
+        if their_id in self.channels and not own_ids:
             raise NoFreeChannel("the id is in use")
         remote = PublicKey(payload[:KEY_BYTES])
-        our_id = self._take_id() if self.dialect.own_ids else their_id
+        if crowded:
+            oldest = next(one for one in self.channels.values() if one.state is ChannelState.OFFERED)
+            self._fail(oldest, ChannelEndReason.REFUSED, events)
+        our_id = self._take_id() if own_ids else their_id
         channel = Channel(our_id, their_id, remote, None, initiator=False)
         channel.offer = payload[KEY_BYTES:]
         return channel

@@ -26,7 +26,7 @@ class ConnectionConfig:
     #: The id of a dial that was given up is kept for this long, because a late answer would be taken for that of another dial.
     abandoned_id_s: float = 30.0
     #: Offered channels that wait for a decision; our relays pass on 48 at once. Each costs two Diffie-Hellmans once its
-    #: key is admitted.
+    #: key is admitted. More are refused; or, where each side has ids of its own, the one that has waited longest is.
     offered_limit: int = 64
     #: Channels that others have opened, including offered ones: the rest of the 255 ids stays for our own.
     incoming_limit: int = 192

@@ -259,15 +259,18 @@ async def test_a_client_that_stops_ends_its_dials_and_connects_to_no_other_relay
 
 @implementer(IAccessPolicy)
 class Slow:
-    """Answers when told; remembers what it was asked."""
+    """Answers when told, and for the key ``admitted`` at once; remembers what it was asked."""
 
-    def __init__(self) -> None:
+    def __init__(self, admitted: Any = None) -> None:
+        self.admitted = admitted
         self.asked: list[tuple[Any, str]] = []
         self.answers: list[Deferred[bool]] = []
         self.cancelled = 0
 
     def allow(self, remote: Any, service: str) -> Any:
         self.asked.append((remote, service))
+        if remote == self.admitted:
+            return True
         self.answers.append(Deferred(self._cancel))
         return self.answers[-1]
 
@@ -382,6 +385,29 @@ async def test_the_offer_that_waits_longest_makes_room_for_a_new_one(net):
             answer.callback(True)
         for dial in dials[1:]:
             await world.wait(dial)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@sync
+async def test_offers_that_wait_for_a_policy_although_they_are_over_keep_nobody_out(net, dialect):
+    """Where each side has ids of its own, the relay cannot tell that a caller has given up."""
+    async with net(dialect_name=dialect) as world:
+        policy = Slow(admitted=world.alice.public_key)
+        port = world.serve(policy=policy)
+        mallory = await world.messaging_client(config=world.config)
+        for _ in range(80):
+            dialling = Deferred.fromCoroutine(mallory.dial(world.bob.public_key))
+            await world.settle()
+            dialling.cancel()
+            with pytest.raises(CancelledError):
+                await dialling
+            world.reactor.advance(0.5)
+        assert len(policy.asked) == 80
+        own_ids = DIALECTS[dialect].own_ids
+        assert len(port.offers) == (64 if own_ids else 0) and policy.cancelled == (16 if own_ids else 80)
+        here, there = await world.pair()
+        here.transport.write(b"hello")
+        await world.wait(there.when_received(5))
 
 
 @sync

@@ -319,6 +319,26 @@ def test_offers_wait_for_a_decision_up_to_a_limit() -> None:
     assert said(callee.connection) == [(CHANNEL_CLOSED, 251, b"")]
 
 
+def test_with_ids_of_ones_own_the_oldest_offer_makes_room() -> None:
+    """Nobody has told this client that the offer is over; the relay passes fewer on at once than may wait here."""
+    board = Switchboard(V5, config=ConnectionConfig(offered_limit=2, incoming_limit=3))
+    callee = board.sides[1]
+    payloads = [offer_of(board) for _ in range(5)]
+    for number, payload in enumerate(payloads[:3]):
+        callee.hear(GO.encode(OPEN_CHANNEL, 255 - number, payload))
+    assert said(callee.connection) == [(CHANNEL_CLOSED, 255, b"")]
+    assert ends(callee.events) == [(ChannelEndReason.REFUSED, True)]
+    offers = [event.channel for event in callee.events if isinstance(event, ChannelOffered)]
+    with pytest.raises(LocalProtocolError):
+        callee.connection.accept(offers[0])
+    for channel in offers[1:]:
+        callee.connection.accept(channel)
+    said(callee.connection)
+    for number in (3, 4):
+        callee.hear(GO.encode(OPEN_CHANNEL, 255 - number, payloads[number]))
+    assert said(callee.connection) == [(CHANNEL_CLOSED, 251, b"")], "open channels make no room"
+
+
 @pytest.mark.parametrize("name", [*BAD_POINTS, "tag"])
 @pytest.mark.parametrize("dialect", [V0, V2], ids=lambda one: one.name)
 def test_an_answer_that_does_not_open_ends_the_dial(dialect: Dialect, name: str) -> None:
