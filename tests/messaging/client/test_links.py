@@ -16,7 +16,7 @@ from dmsg.messaging.core.events import LinkRequested
 from dmsg.messaging.core.limits import HANDSHAKE_TIMEOUT_S
 from dmsg.messaging.core.link import LinkResponder
 from dmsg.messaging.core.wire import CHANNEL_OPENED, GO, OPEN_CHANNEL, FrameReader
-from dmsg.testing.memory import MemoryNetwork
+from dmsg.testing.memory import MemoryNetwork, Path
 from dmsg.testing.network import LocalNetwork
 from dmsg.testing.probes import ConformanceProtocol
 from tests.memory_log import MemoryEventLog
@@ -59,9 +59,10 @@ class BadRelay(Protocol):
 class Linked:
     """A client whose only relay is at ``PORT``, and what listens there."""
 
-    def __init__(self, build: Any) -> None:
+    def __init__(self, build: Any, *, path: Path | None = None) -> None:
         self.network = LocalNetwork(MemoryNetwork(), relays=0, discovery=None)
         self.memory: Any = self.network.reactor
+        self.memory.set_path("127.0.0.1", PORT, path or Path())
         factory = Factory.forProtocol(lambda: build(self.memory))
         factory.noisy = False
         self.memory.listenTCP(PORT, factory)
@@ -84,6 +85,16 @@ async def test_a_relay_that_says_nothing():
     assert await linked.failure() == ("handshake", "timeout")
     linked.memory.advance(HANDSHAKE_TIMEOUT_S)
     assert {one.reason for one in linked.log.of(ev.SessionDown)} == {"timeout"}
+    await linked.network.stop()
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_relay_to_which_connecting_takes_longer_than_a_handshake_may():
+    linked = Linked(lambda memory: BadRelay(memory, None, accepts=True), path=Path(delay_s=HANDSHAKE_TIMEOUT_S + 1.0))
+    linked.memory.advance(HANDSHAKE_TIMEOUT_S)
+    linked.memory.set_path("127.0.0.1", PORT, Path())
+    linked.memory.advance(1.0)
+    assert list(linked.client.pool.sessions) == [RELAY.public_key]
     await linked.network.stop()
 
 
