@@ -186,7 +186,9 @@ class _Client:
 
     def _feed_opened(self, channel: Channel, data: bytes, payload: bytes, now: float) -> None:
         state, excess = channel.state, len(payload) - 49
-        waits = state is ChannelState.OPENING or (state is ChannelState.ABANDONED and self.dialect.own_ids)
+        waits = state is ChannelState.OPENING
+        if state is ChannelState.ABANDONED:
+            waits = self.dialect.own_ids or excess == 1
         events = self.feed(data, now)
         found = [(type(event), getattr(event, "reason", None)) for event in events]
         if not waits:

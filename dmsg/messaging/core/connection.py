@@ -327,11 +327,11 @@ class Connection(Core):
         return channel
 
     def _on_channel_opened(self, channel: Channel, payload: bytes, events: list[Event]) -> None:
-        if channel.state is ChannelState.ABANDONED and not self.dialect.own_ids:
-            return  # our CloseChannel is out and will be answered
+        excess = len(payload) - CHANNEL_OPENED_BYTES
+        if channel.state is ChannelState.ABANDONED and not self.dialect.own_ids and excess != 1:
+            return  # our CloseChannel is out and will be answered; unless the answer has changed our id at the relay
         if channel.state not in (ChannelState.OPENING, ChannelState.ABANDONED):
             return
-        excess = len(payload) - CHANNEL_OPENED_BYTES
         if excess not in (0, 1):
             self._fail(channel, ChannelEndReason.MALFORMED, events)
             return

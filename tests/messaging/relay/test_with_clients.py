@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dmsg.messaging.core.channel import ChannelState
-from dmsg.messaging.core.dialect import DIALECTS, V0, V3, V5, Dialect
+from dmsg.messaging.core.dialect import DIALECTS, V0, V2, V3, V5, Dialect
 from dmsg.messaging.core.errors import ChannelEndReason
 from dmsg.messaging.core.events import ChannelEnded, ChannelOffered, ChannelOpened
 from dmsg.messaging.core.wire import GO, SEED, Layout
@@ -127,6 +127,23 @@ def test_a_callee_that_is_not_there_is_a_refusal(dialect: Dialect) -> None:
     net.sides[0].connection.open(secret_key(99).public_key)
     net.pump()
     assert net.ends(0) == [(ChannelEndReason.REFUSED, False)]
+
+
+@pytest.mark.parametrize("dialects", [(V0, V2), (V2, V0)], ids=lambda both: " calls ".join(one.name for one in both))
+def test_a_dial_that_is_given_up_while_a_peer_of_another_dialect_answers_leaves_no_channel(
+    dialects: tuple[Dialect, Dialect],
+) -> None:
+    net = Net(V0)
+    net.sides = [Side(secret_key(31 + number), dialect, GO) for number, dialect in enumerate(dialects)]
+    caller, callee = (side.connection for side in net.sides)
+    ours = caller.open(callee.identity)
+    net.send(0)
+    net.deliver(1)
+    net.send(1)
+    caller.abort(ours)
+    net.pump()
+    assert not net.switch.open_transports and not callee.channels
+    assert net.ends(1) == [(ChannelEndReason.PEER_GONE, False)] and net.ends(0) == []
 
 
 @pytest.mark.parametrize("dialect", [V3, V5], ids=lambda one: one.name)
