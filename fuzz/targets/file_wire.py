@@ -21,6 +21,7 @@ DICTIONARY = words.members(
         "version",
         "offset",
         "code",
+        "ready",
         "offer",
         "whole",
         "again",
@@ -66,6 +67,7 @@ def _is_code(value: Any) -> bool:
 _SIZE, _BEGUN, _HASH, _ID = _is_number(2**63 - 1), _is_number(256 * 1024), _is_hex(64), _is_hex(32)
 #: The required and the optional members of each header.
 _HEADERS: dict[str, tuple[dict[str, Callable[[Any], bool]], dict[str, Callable[[Any], bool]]]] = {
+    "ready": ({}, {}),
     "offer": ({"name": _is_text, "size": _SIZE, "id": _ID}, {"begun": _BEGUN, "version": _is_version}),
     "whole": ({"name": _is_text, "size": _SIZE, "sha256": _HASH}, {"again": _is_flag, "version": _is_version}),
     "have": ({"offset": _SIZE, "sha256": _HASH}, {}),
@@ -151,6 +153,7 @@ def _header(body: bytes) -> Message | None:
 
 
 _CLASSES: dict[str, type[Message]] = {
+    "ready": filewire.Ready,
     "offer": Offer,
     "whole": filewire.Whole,
     "have": filewire.Have,
@@ -223,6 +226,7 @@ def seeds() -> Iterator[bytes]:
     """A whole conversation, names of all kinds, headers that are nearly right."""
     digest = "0" * 64
     messages = [
+        filewire.Ready(),
         Offer("notes.txt", 5, digest[:32], 3),
         filewire.Whole("notes.txt", 5, digest),
         filewire.Have(0, digest),
@@ -232,7 +236,9 @@ def seeds() -> Iterator[bytes]:
         filewire.Failed("busy"),
         filewire.End(),
     ]
-    talk = b"".join(map(filewire.encode, messages)) + filewire.data_prefix(5) + b"hello" + filewire.encode(messages[5])
+    talk = (
+        b"".join(map(filewire.encode, messages)) + filewire.data_prefix(5) + b"hello" + filewire.encode(filewire.Done())
+    )
     yield b"\x00" + talk
     yield b"\xff" + talk
     for name in (

@@ -36,6 +36,7 @@ from dmsg.cli.files.wire import (
     Have,
     MalformedTransfer,
     Offer,
+    Ready,
     Start,
     TransferFailed,
     Whole,
@@ -195,12 +196,13 @@ class Receiver(Factory):
         running.addBoth(ended)
 
     async def _converse(self, channel: Channel) -> None:
-        talk = Conversation(channel)
+        talk = Conversation(channel, met=True)
         peer: DmsgAddress = channel.transport.getPeer()
         outcome: CommandError | None = None
         timeout_s = FIRST_OFFER_TIMEOUT_S
         small = self._small_files(talk, peer)
         try:
+            await talk.say(Ready())
             while True:
                 message = await talk.hear(timeout_s)
                 timeout_s = IDLE_TIMEOUT_S

@@ -141,6 +141,7 @@ class _Sending:
         self._pending = deque(map(_Outgoing, sources))
         self._retries = retries
         self._dialled = False
+        self._met = False  # whether a receiver was there
         self._block_bytes = BLOCK_BYTES
 
     async def run(self) -> None:
@@ -156,6 +157,8 @@ class _Sending:
                 if not self._pending:
                     return  # the last confirmation came before the transport broke
                 if isinstance(error, TimedOut):
+                    if failures and not self._met:
+                        raise  # the first transport may have been lost without a word, but hardly a second one
                     self._block_bytes = SLOW_BLOCK_BYTES
                 failures = 1 if (len(self._pending), self._pending[0].furthest) != before else failures + 1
                 if failures > self._retries:
@@ -188,6 +191,7 @@ class _Sending:
             await talk.give_up(error)
             raise
         finally:
+            self._met |= talk.met
             channel.abort()
 
     async def _verdict(self, talk: Conversation) -> None:

@@ -15,6 +15,7 @@ from dmsg.cli.files.wire import (
     MalformedTransfer,
     Message,
     Offer,
+    Ready,
     TransferFailed,
     data_prefix,
     encode,
@@ -23,6 +24,9 @@ from dmsg.cli.files.wire import (
 
 M = TypeVar("M", bound=Message)
 
+#: How many seconds a receiver may be silent in all at the beginning: its first word waits for no file and no disk. Something
+#: else that listens there would be silent for ever.
+READY_TIMEOUT_S: Final = 30.0
 #: How many seconds the other side may be silent when it is its turn.
 IDLE_TIMEOUT_S: Final = 60.0
 #: The same when it may have to hash a large file first.
@@ -36,11 +40,14 @@ CLOSE_TIMEOUT_S: Final = 5.0
 class Conversation:
     """Sends and receives units over ``channel``.
 
-    Raises ``TransferFailed`` when the other side gives up, and ``MalformedTransfer`` when it breaks the protocol.
+    Raises ``TransferFailed`` when the other side gives up, and ``MalformedTransfer`` when it breaks the protocol. A receiver
+    has ``met`` a sender from the start. A sender has met a receiver once it has heard ``ready``, or any other unit.
     """
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, *, met: bool = False) -> None:
         self.channel = channel
+        #: Whether the other side has shown that it speaks the protocol.
+        self.met = met
         self._decoder = Decoder()
         self._heard: deque[Message | bytes] = deque()
         #: Whether nothing more is sent, whatever comes.
@@ -91,8 +98,7 @@ class Conversation:
     def overheard_data(self) -> bytes:
         """When the conversation is over: data that has come but was not taken."""
         with contextlib.suppress(MalformedTransfer):
-            for piece in self.channel.take_unread():
-                self._heard.extend(self._decoder.feed(piece))
+            self._take_in(self.channel.take_unread())
         return b"".join(self._take_data())
 
     def _take_data(self) -> list[bytes]:
@@ -103,8 +109,21 @@ class Conversation:
 
     async def _hear_more(self, timeout_s: float, enough_bytes: int = 1) -> None:
         while not self._heard:
-            for piece in await self.channel.read_pieces(timeout_s, enough_bytes):
-                self._heard.extend(self._decoder.feed(piece))
+            limit_s = timeout_s if self.met else min(timeout_s, READY_TIMEOUT_S)
+            try:
+                self._take_in(await self.channel.read_pieces(limit_s, enough_bytes))
+            except TimedOut:
+                if self.met:
+                    raise
+                raise TimedOut(f'the peer has not said within {limit_s:g} s that it runs "dmsg receive"') from None
+
+    def _take_in(self, pieces: list[bytes]) -> None:
+        for piece in pieces:
+            self._heard.extend(self._decoder.feed(piece))
+        if self._heard and not self.met:
+            self.met = True
+            if isinstance(self._heard[0], Ready):
+                self._heard.popleft()
 
     async def expect(self, kind: type[M], timeout_s: float = IDLE_TIMEOUT_S) -> M:
         """The next unit, which has to be a header of ``kind``."""
@@ -115,8 +134,7 @@ class Conversation:
 
     def take(self, kind: type[Message]) -> bool:
         """Take the next unit if it has come already and is a header of ``kind``; gives whether it was. Does not wait."""
-        for piece in self.channel.take_unread():
-            self._heard.extend(self._decoder.feed(piece))
+        self._take_in(self.channel.take_unread())
         if not (self._heard and isinstance(self._heard[0], kind)):
             return False
         self._heard.popleft()
@@ -133,7 +151,8 @@ class Conversation:
     async def send_data(self, block: bytes) -> None:
         """Send data, then raise if the other side has given up meanwhile."""
         await self.channel.write_pieces((data_prefix(len(block)), block), IDLE_TIMEOUT_S)
-        if self.channel.unread_bytes or self._heard:
+        self._take_in(self.channel.take_unread())
+        if self._heard:
             await self.expect(Failed)
 
     async def end(self, *messages: Message) -> None:

@@ -4,6 +4,7 @@ A unit is ``u8 kind ‖ u32 length ‖ body`` (big-endian). Kind 1 is a header: 
 :data:`HEADER_LIMIT_BYTES`. Kind 2 is data of a file: 1 to :data:`DATA_LIMIT_BYTES`. For each large file::
 
     sender                     receiver
+                               ready            once, at the beginning
     offer name size id [begun]                  the same id when it is offered again
     data …                                      its first ``begun`` bytes, if it does
                                have offset sha256   what is there of an earlier try
@@ -11,6 +12,9 @@ A unit is ``u8 kind ‖ u32 length ‖ body`` (big-endian). Kind 1 is a header: 
     data …
     finish [sha256]                             of the whole file, if it is hashed
                                done             verified and in its place
+
+``ready`` is the first word on every transport, and waits for nothing: a sender that hears no word at all soon knows that
+this is no receiver. Whatever else is heard first counts as much.
 
 A sender that offers a file for the first time sends its beginning before it has the answer, so that the round trip costs no
 time. If the receiver has nothing from an earlier try, the data goes on after what was ``begun``; otherwise that is dropped, and
@@ -106,6 +110,13 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
+class Ready(Message):
+    """This is a receiver."""
+
+    KIND: ClassVar[str] = "ready"
+
+
+@dataclass(frozen=True, slots=True)
 class Offer(Message):
     """The sender has a file: its ``name``, its ``size`` in bytes, and a random ``id`` (32 hex digits) of this transfer.
 
@@ -183,7 +194,7 @@ class End(Message):
 
 
 _MESSAGES: Final[dict[str, type[Message]]] = {
-    cls.KIND: cls for cls in (Offer, Whole, Have, Start, Finish, Done, Failed, End)
+    cls.KIND: cls for cls in (Ready, Offer, Whole, Have, Start, Finish, Done, Failed, End)
 }
 
 

@@ -16,6 +16,7 @@ from twisted.internet.error import ConnectionDone, ConnectionLost
 from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 
+from dmsg.cli.channel import TimedOut
 from dmsg.cli.files import send
 from dmsg.cli.files.wire import (
     Decoder,
@@ -25,6 +26,7 @@ from dmsg.cli.files.wire import (
     Have,
     Message,
     Offer,
+    Ready,
     Start,
     TransferFailed,
     Whole,
@@ -33,7 +35,7 @@ from dmsg.cli.files.wire import (
 from dmsg.cli.output import Output
 from dmsg.crypto.keys import SecretKey
 
-from .test_files import sha256, source
+from .test_files import LARGE, sha256, source
 
 PEER = SecretKey.generate().public_key
 BYTES_PER_S = 100_000
@@ -181,15 +183,33 @@ class Slow:
             self._lose(ConnectionLost())
 
 
+class Silent(Slow):
+    """A transport to a program that reads, and says nothing."""
+
+    def _say(self, message: Message) -> None:
+        pass
+
+
+class Late(Slow):
+    """A transport to a receiver that says at once that it is there, and answers 400 seconds later."""
+
+    def attach(self, channel: Any) -> None:
+        super().attach(channel)
+        super()._say(Ready())
+
+    def _say(self, message: Message) -> None:
+        self._reactor.callLater(400, super()._say, message)
+
+
 class Sending:
     """``dmsg send`` of ``files`` over one of ``transports`` after the other."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, reactor: Reactor, *transports: Slow) -> None:
         self._reactor = reactor
-        left = list(transports)
+        self.left = list(transports)
 
         async def dial(*args: Any) -> Slow:
-            return left.pop(0)
+            return self.left.pop(0)
 
         @asynccontextmanager
         async def open_client(*args: Any, **options: Any) -> Any:
@@ -255,3 +275,20 @@ def test_a_large_file_comes_through_where_a_block_takes_longer_than_an_answer(mo
     files = (source(tmp_path, "a", data),)
     told, error = Sending(monkeypatch, reactor, *slow).run(files, retries=2)
     assert error is None and told == ["a"] and disk == data
+
+
+@pytest.mark.parametrize("size", [1, len(LARGE)])
+def test_a_program_that_is_no_receiver_is_not_waited_for(monkeypatch, tmp_path, size):
+    reactor = Reactor()
+    sending = Sending(monkeypatch, reactor, *(Silent(reactor, bytes_per_s=100 * BYTES_PER_S) for _ in range(9)))
+    told, error = sending.run((source(tmp_path, "a", bytes(size)),), retries=8)
+    assert told == [] and isinstance(error, TimedOut) and '"dmsg receive"' in str(error)
+    assert len(sending.left) == 7 and reactor.seconds() < 65
+
+
+@pytest.mark.parametrize("size", [1, len(LARGE)])
+def test_a_receiver_may_need_minutes_for_its_disk(monkeypatch, tmp_path, size):
+    reactor = Reactor()
+    sending = Sending(monkeypatch, reactor, Late(reactor))
+    told, error = sending.run((source(tmp_path, "a", bytes(size)),), retries=0)
+    assert error is None and told == ["a"]

@@ -33,6 +33,7 @@ from dmsg.cli.files.wire import (
     WHOLE_LIMIT_BYTES,
     Done,
     Have,
+    Ready,
     Start,
     TransferFailed,
     Whole,
@@ -274,7 +275,7 @@ async def test_a_sender_that_comes_again_does_not_wait_with_all_others_until_the
 
 
 class Stranger:
-    """A transport to a receiver in virtual time."""
+    """A transport to a receiver in virtual time; ``heard`` is what comes after its first word."""
 
     security = "e2e"
     stream = SimpleNamespace(resumable=True)
@@ -286,6 +287,8 @@ class Stranger:
         self._key = f"02{number:064}"
         self.channel: Any = receiver.buildProtocol(self.getPeer())
         self.channel.makeConnection(self)
+        assert self.heard == encode(Ready())  # before anything was said
+        self.heard = b""
 
     def getPeer(self) -> Any:
         return SimpleNamespace(public_key=self._key, server_public_key="03" * 33)

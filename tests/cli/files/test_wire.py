@@ -23,6 +23,7 @@ from dmsg.cli.files.wire import (
     Have,
     MalformedTransfer,
     Offer,
+    Ready,
     Start,
     TransferFailed,
     Whole,
@@ -43,6 +44,7 @@ messages = st.one_of(
     st.builds(Start, sizes, st.booleans()),
     st.builds(Finish, st.one_of(st.just(""), digests)),
     st.builds(Failed, st.sampled_from(sorted(REFUSALS))),
+    st.just(Ready()),
     st.just(Done()),
     st.just(End()),
 )
