@@ -90,7 +90,7 @@ async def run_expose(
         raise CommandError(f"{endpoint!r} is not a client endpoint: {error}; {meant}", Exit.USAGE) from None
 
     async def connect() -> End:
-        end = await target.connect(Factory.forProtocol(End)).addTimeout(CONNECT_TIMEOUT_S, reactor)
+        end = await target.connect(Factory.forProtocol(End)).addTimeout(CONNECT_TIMEOUT_S, reactor, _late)
         assert isinstance(end, End)
         return end
 
@@ -153,6 +153,10 @@ async def run_forward(call: Invocation, reactor: Any, peer: PublicKey, listen: s
         finally:
             await maybeDeferred(port.stopListening)
             pairs.stop()
+
+
+def _late(result: object, timeout_s: float) -> None:
+    raise CommandError(f"no connection within {timeout_s:g} s")
 
 
 def _meant(text: str, endpoint: str, example: str) -> str:

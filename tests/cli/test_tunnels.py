@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import socket
+from contextlib import ExitStack
 
 import pytest
 import pytest_twisted
@@ -13,6 +15,7 @@ from twisted.internet.error import ConnectionDone, ConnectionLost
 from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import deferLater
 
+from dmsg.cli import tunnels
 from dmsg.cli.exits import CommandError, Exit
 from dmsg.cli.ping import Echo
 from dmsg.cli.tunnels import run_expose, run_forward
@@ -210,6 +213,23 @@ async def test_a_service_that_is_not_there_ends_the_connection(bench):
     second = await connect(bench, port)
     await second.lost
     assert not expose.ended.called
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_service_that_takes_no_connection_is_told_in_plain_words(bench, monkeypatch):
+    monkeypatch.setattr(tunnels, "CONNECT_TIMEOUT_S", 0.1)
+    with ExitStack() as stack:
+        full = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(3):  # nobody accepts, so the system answers no further ones
+            one = stack.enter_context(socket.socket())
+            one.setblocking(False)
+            one.connect_ex(full.getsockname())
+        endpoint = f"tcp:127.0.0.1:{full.getsockname()[1]}"
+        expose, _, port = await tunnel(bench, endpoint)
+        expose.call.out.json = False
+        client = await connect(bench, port)
+        assert isinstance(await client.lost, ConnectionLost)
+    assert expose.stderr.getvalue().splitlines()[1:] == [f"{endpoint}: no connection within 0.1 s"]
 
 
 @pytest_twisted.ensureDeferred
