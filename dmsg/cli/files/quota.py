@@ -12,6 +12,7 @@ from typing import Final
 
 from dmsg.cli.files.disk import plain_files
 from dmsg.cli.files.wire import TransferFailed
+from dmsg.cli.output import human_bytes
 
 #: How many bytes the directory may grow by while the command runs: six files of the largest size.
 QUOTA: Final = "64GiB"
@@ -87,7 +88,7 @@ class Quota:
                 if not self._has_room(sender, more_bytes):
                     raise TransferFailed("quota")
         if self._free(self._directories[0]) - more_bytes < self._keep_free_bytes:
-            raise TransferFailed("no_space")
+            raise TransferFailed("no_space", problem=f"{human_bytes(self._keep_free_bytes)} stay free")
 
     def add(self, sender: str, count_bytes: int, *, files: int = 0) -> None:
         """Count what ``sender`` has stored; negative if it was removed again."""

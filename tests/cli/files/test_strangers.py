@@ -41,7 +41,7 @@ from dmsg.cli.files.wire import (
     encode,
     encode_whole,
 )
-from dmsg.cli.output import Output
+from dmsg.cli.output import Output, human_bytes
 from dmsg.errors import DmsgError
 
 from .test_files import GIBIBYTE, inbox, offer, receiver, sha256, source, talk_to, upload
@@ -155,10 +155,14 @@ async def test_senders_on_a_list_may_use_all_of_the_quota(bench, inbox, tmp_path
 @pytest_twisted.ensureDeferred
 async def test_a_disk_is_never_filled(bench, inbox, tmp_path):
     status = os.statvfs(inbox)
-    _, peer = await receiver(bench, inbox, keep_free=status.f_bavail * status.f_frsize + GIBIBYTE)
+    keep_free = status.f_bavail * status.f_frsize + GIBIBYTE
+    receiving, peer = await receiver(bench, inbox, once=True, keep_free=keep_free)
     with pytest.raises(TransferFailed) as caught:
         await bench.run(run_send, peer, (source(tmp_path, "a", b"x"),), retries=3)
     assert caught.value.code == "no_space"
+    with pytest.raises(TransferFailed) as outcome:  # only the receiver is told that it is a rule, not the disk
+        await receiving.ended
+    assert str(outcome.value) == f"{caught.value} ({human_bytes(keep_free)} stay free)"
     assert not list(inbox.iterdir())
 
 
