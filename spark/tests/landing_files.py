@@ -5,9 +5,11 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
+import pytest
 import zstandard
 
 #: 2026-03-01 00:00:00 UTC.
@@ -82,6 +84,20 @@ class LandingZone:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
         return name
+
+
+def record_syncs(monkeypatch: pytest.MonkeyPatch, text: Path) -> tuple[set[Path], set[Path]]:
+    """What is synced to disk from now on: before ``text`` stands at its place or is replaced, and after that."""
+    before, after = set[Path](), set[Path]()
+    sync, then = os.fsync, text.stat().st_ino if text.exists() else None
+
+    def synced(descriptor: int) -> None:
+        now = text.stat().st_ino if text.exists() else None
+        (before if now == then else after).add(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    return before, after
 
 
 def _date(day: int) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from landing_files import START, LandingZone, event, line
+from landing_files import START, LandingZone, event, line, record_syncs
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
@@ -400,6 +400,27 @@ def test_stopped_at_any_stage(spark: SparkSession, tmp_path: Path) -> None:
     [commit] = store.commits(spark, str(tables))
     for each in ("data", "keys"):
         assert [path.name for path in (tables / "events" / each).iterdir()] == [f"run={commit.run}"]
+
+
+def test_what_a_commit_names_is_on_the_disk_before_it_and_then_the_commit_is(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files are not read again once a commit names them, so a power cut must not leave the commit without the lines."""
+    zone, tables = LandingZone(tmp_path / "landing"), tmp_path / "tables"
+    zone.file(lines=[*lines(0, 1, 1), "torn"])
+    before, after = record_syncs(monkeypatch, Path(store.commit_path(str(tables), 1)))
+    ingest(spark, str(zone.root), str(tables))
+    named = [path for each in ("data", "keys") for path in (tables / "events" / each).rglob("*")]
+    assert len([path for path in named if path.suffix == ".parquet"]) == 4  # good, dup, corrupt; keys
+    assert before >= {
+        *named,
+        tables / "events" / "data",
+        tables / "events" / "keys",
+        tables / "events",
+        tables,
+        tmp_path,
+    }
+    assert tables / "events" / "commits" in after
 
 
 def test_two_at_once(spark: SparkSession, tmp_path: Path) -> None:

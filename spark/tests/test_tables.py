@@ -15,7 +15,7 @@ import duckdb
 import pandas as pd
 import pytest
 from event_rows import DAY, RELAY, accounts, events, keys_of, line_rows, random_fleet, rows_of
-from landing_files import LandingZone, line
+from landing_files import LandingZone, line, record_syncs
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -305,6 +305,21 @@ def test_a_crash_at_any_step_changes_nothing(spark: SparkSession, few: Lines, tm
     _build(spark, tmp_path, few)
     assert _everything(spark, tmp_path) == after
     assert len(_versions(tmp_path)) == 2 * len(FEW)
+
+
+def test_tables_are_on_the_disk_before_the_manifest_that_names_them(
+    spark: SparkSession, few: Lines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut must not leave a manifest without its tables: they are not made again until more lines come."""
+    _build(spark, tmp_path, few)
+    few.numbers = [1, 2]
+    before, after = record_syncs(monkeypatch, tmp_path / tables.MANIFEST)
+    _build(spark, tmp_path, few)
+    versions = [tmp_path / path for path in read_manifest(spark, str(tmp_path)).tables.values()]
+    files = [path for each in versions for path in each.rglob("*")]
+    assert len(files) > len(FEW)
+    assert before >= {*files, *versions, *(each.parent for each in versions)}
+    assert tmp_path in after
 
 
 def test_what_a_killed_run_left_takes_no_room_from_the_next(spark: SparkSession, few: Lines, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@
 2. ``write``: write every line once, below ``state=good|dup|corrupt``. Plain lines, which almost all are, become columns
    in the tasks (:mod:`dmsg_logs.ingest.plain`). A line that is not plain was parsed on its own in step 1. A file that a
    task could not vouch for is read as text and parsed line by line, which takes longer;
-3. ``check``: read the keys and counts back, prove them right, store the keys for later batches;
+3. ``check``: read the keys and counts back, prove them right, store the keys for later batches, sync all of it to disk;
 4. ``commit``: create the commit. Until then nothing has changed that a reader sees.
 """
 
@@ -152,6 +152,8 @@ class Batch:
                 if contradictions.count():
                     raise AccountsError(f"batch {self._number}: keys were lost or doubled in writing")
                 keys_written.result()
+        # The commit is durable at once, and its files would not be read again.
+        paths.sync(self._session, *(path(self._tables, self._run) for path in (store.data_path, store.keys_path)))
         states = {state: sum(each[state] for each in accounts) for state in store.STATES}
         return store.Commit(self._number, self._run, states, None if boots is None else sorted(boots), accounts)
 

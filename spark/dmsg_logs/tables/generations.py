@@ -242,6 +242,7 @@ def _build_anew(
     findings = quality.check({**{name: built.table(name) for name in registry}, "accounts": built.accounts})
     rows = {name: findings.rows[name] for name in registry}
     tell("manifest", len(registry) + 1, total)
+    paths.sync(spark, *(paths.join(tables, each) for each in built.paths.values()))
     manifest = Manifest(
         generation,
         code_version(),
