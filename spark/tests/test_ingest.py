@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import sys
+import tracemalloc
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -212,6 +213,26 @@ def test_many_commits_are_read_at_any_path(spark: SparkSession, tmp_path: Path) 
         path.write_text(each.to_json())
     assert store.commits(spark, tables) == made
     assert store.commits(spark, tables, made[:40]) == made
+
+
+def test_files_that_are_gone_from_the_landing_zone_take_no_memory(spark: SparkSession, tmp_path: Path) -> None:
+    """A fleet of 500 relays lands 6,000 files an hour, and each stays in a commit for ever."""
+    zone, tables = LandingZone(tmp_path / "landing"), str(tmp_path / "tables")
+    name = zone.file(lines=lines(0), number=0)
+    ingest(spark, str(zone.root), tables)
+    [first] = store.commits(spark, tables)
+    [taken] = first.files
+    for batch in range(2, 50):
+        files = [{**taken, "file": (gone := f"{batch}-{number}-{name}"), "identity": gone} for number in range(500)]
+        text = store.Commit(batch, f"{batch:08d}-x", {"good": 0}, [], files).to_json()
+        Path(store.commit_path(tables, batch)).write_text(text)
+    tracemalloc.start()
+    try:
+        assert ingest(spark, str(zone.root), tables).files == 0
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 10_000_000, "less than a third of what all these accounts take"
 
 
 def test_lines_that_seem_to_have_the_keys_of_others(spark: SparkSession, tmp_path: Path) -> None:

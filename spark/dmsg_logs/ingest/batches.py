@@ -45,7 +45,8 @@ def ingest(spark: SparkSession, landing: str, tables: str, *, progress: Progress
     tell = progress or (lambda stage, done, total: None)
     tell("list", 0, 0)
     listed = source.files()
-    commits = store.commits(session, tables)
+    named = frozenset(each.identity for each in listed)
+    commits = store.commits(session, tables, of=named)
     fresh = _fresh(listed, commits)
     if fresh:
         with (
@@ -55,14 +56,14 @@ def ingest(spark: SparkSession, landing: str, tables: str, *, progress: Progress
             stack.callback(source.release)
             total = len(fresh)
             while fresh:
-                commits = store.commits(session, tables, commits)  # another run may have been quicker
+                commits = store.commits(session, tables, commits, of=named)  # another run may have been quicker
                 attempts.sweep(session, tables, commits)
                 batch = landings.batches(fresh)[0]
                 report = _after(tell, total - len(fresh), total)
                 accounts = Batch(session, source, tables, commits, renew, report).take(batch)
                 if accounts is not None:
                     summary.add(accounts)
-                commits = store.commits(session, tables, commits)
+                commits = store.commits(session, tables, commits, of=named)
                 fresh = _fresh(listed, commits)
             attempts.sweep(session, tables, commits)
             tell("done", total, total)

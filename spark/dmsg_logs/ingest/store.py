@@ -18,8 +18,8 @@ names. So a reader never sees a part of a batch, and there is nothing to repair.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from pyspark.sql import DataFrame, SparkSession, Window
@@ -146,15 +146,25 @@ def _is_commit(name: str) -> bool:
     return len(name) == BATCH_DIGITS + 5 and name.endswith(".json") and name[:BATCH_DIGITS].isdecimal()
 
 
-def commits(spark: SparkSession, tables: str, known: Sequence[Commit] = ()) -> list[Commit]:
-    """All batches of the table, ascending; those ``known`` from an earlier call are not read again."""
+def commits(
+    spark: SparkSession, tables: str, known: Sequence[Commit] = (), *, of: Container[str] | None = None
+) -> list[Commit]:
+    """All batches of the table, ascending; those ``known`` from an earlier call are not read again.
+
+    With ``of`` they have only the accounts of files with these identities: a fleet makes millions of files in a year.
+    """
     found = {each.batch: each for each in known}
     new = [commit_path(tables, each) for each in commit_numbers(spark, tables) if each not in found]
+    texts: Iterator[str]
     if len(new) <= _FEW:
-        texts = [paths.read_text(spark, each) for each in new]
+        texts = (paths.read_text(spark, each) for each in new)
     else:
-        texts = [row[0] for row in spark.read.text([paths.literally(each) for each in new]).collect()]
-    return sorted([*known, *map(Commit.from_json, texts)], key=lambda each: each.batch)
+        read = spark.read.text([paths.literally(each) for each in new])
+        texts = (row[0] for row in read.toLocalIterator())
+    made = (Commit.from_json(text) for text in texts)
+    if of is not None:
+        made = (replace(each, files=[one for one in each.files if one["identity"] in of]) for each in made)
+    return sorted([*known, *made], key=lambda each: each.batch)
 
 
 def last_batch(spark: SparkSession, tables: str) -> int:
@@ -169,7 +179,7 @@ def read_events(spark: SparkSession, tables: str, of: Sequence[Commit] | None = 
 
     Here and below, ``of`` are the batches to read, by default all.
     """
-    of = commits(spark, tables) if of is None else of
+    of = commits(spark, tables, of=()) if of is None else of
     # The optimizer drops this join in queries that do not ask for the time.
     landed = read_accounts(spark, tables, of).groupBy("file", "batch").agg(F.max("landed_at").alias("landed_at"))
     joined = read_state(spark, tables, "good", of).join(F.broadcast(landed), ["file", "batch"], "left")
@@ -183,7 +193,7 @@ def read_quarantine(spark: SparkSession, tables: str) -> DataFrame:
 
 def read_state(spark: SparkSession, tables: str, state: str, of: Sequence[Commit] | None = None) -> DataFrame:
     """All lines in one state, with all columns."""
-    of = commits(spark, tables) if of is None else of
+    of = commits(spark, tables, of=()) if of is None else of
     runs = [each.run for each in of if each.states.get(state)]
     return read_runs(spark, tables, [(run, state) for run in runs])
 
@@ -208,7 +218,7 @@ def read_keys(spark: SparkSession, tables: str, runs: list[str]) -> DataFrame:
 
 def read_good_keys(spark: SparkSession, tables: str, of: Sequence[Commit] | None = None) -> DataFrame:
     """The keys of all good lines, as :func:`read_keys` gives them."""
-    of = commits(spark, tables) if of is None else of
+    of = commits(spark, tables, of=()) if of is None else of
     return read_keys(spark, tables, [each.run for each in of if each.states.get("good")])
 
 

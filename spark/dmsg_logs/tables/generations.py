@@ -298,7 +298,7 @@ class _Store:
     def _named(self) -> list[store.Commit]:
         if [each.batch for each in self._commits] != self._numbers:
             known = frozenset(self._numbers)
-            found = store.commits(self._spark, self._tables, self._commits)
+            found = store.commits(self._spark, self._tables, self._commits, of=())
             self._commits = [each for each in found if each.batch in known]
         return self._commits
 
