@@ -88,8 +88,7 @@ class Ranks:
             return ranks
         if ranks.document == previous.document:
             return previous
-        if ranks.issued <= previous.issued:
-            raise RanksError("rolled_back", f"issued {previous.issued - ranks.issued} s before the one in force")
+        KIND.check_later(ranks.issued, previous.issued)
         return ranks
 
     @classmethod

@@ -112,6 +112,13 @@ class DocumentKind:
         if issued > now_s + AHEAD_S:
             raise self.error("from_the_future", f"issued {issued - now_s:.0f} s from now")
 
+    def check_later(self, issued: int, previous: int) -> None:
+        """Raise ``error`` unless ``issued`` is later than ``previous``, when the document in force was issued."""
+        if issued < previous:
+            raise self.error("rolled_back", f"issued {previous - issued} s before the one in force")
+        if issued == previous:
+            raise self.error("rolled_back", "issued in the same second as the one in force, and differs from it")
+
 
 def canonical(document: Mapping[str, Any]) -> bytes:
     """``document`` as JSON text with sorted members, no white space and ASCII only.

@@ -75,8 +75,7 @@ class RelayList:
             return read
         if read == previous:
             return previous
-        if issued <= previous.issued:
-            raise RelayListError("rolled_back", f"issued {previous.issued - issued} s before the one in force")
+        KIND.check_later(issued, previous.issued)
         return read
 
     def expired(self, now_s: float) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -39,6 +39,33 @@ def test_from_lines_to_a_document_that_is_replaced_at_once(spark: SparkSession, 
     write_ranks(None, Ranks(issued=int(NOW) + 1), str(target), OPERATOR)
     assert verify_document(target.read_text(), {OPERATOR.public_key}, NOW).relays == {}
     assert [one.name for one in target.parent.iterdir()] == [target.name]
+
+
+@pytest.mark.parametrize("with_spark", [True, False])
+def test_other_ranks_of_the_same_second_are_issued_after_those_before(
+    spark: SparkSession, tmp_path: Path, with_spark: bool
+) -> None:
+    """Readers refuse a document that differs from the one before and is no later."""
+    target = tmp_path / "ranks.json"
+
+    def issued(ranks: Ranks) -> float:
+        write_ranks(spark if with_spark else None, ranks, str(target), OPERATOR)
+        written = verify_document(target.read_bytes(), {OPERATOR.public_key}, NOW + 1000)
+        assert written.relays == ranks.relays
+        return written.issued - NOW
+
+    score = RelayScore(900, 900, 900, 900, 900, 10, 5)
+    some, more = (Ranks(int(NOW), relays=dict.fromkeys(relays, score)) for relays in ((GOOD,), (GOOD, SLOW)))
+    assert issued(some) == 0
+    document = target.read_bytes()
+    assert issued(some) == 0
+    assert target.read_bytes() == document
+    assert [issued(each) for each in (more, more, some)] == [1, 1, 2]
+    assert issued(replace(some, issued=int(NOW) + 2)) == 2
+    assert issued(replace(more, issued=int(NOW) + 500)) == 500
+    assert issued(replace(more, issued=int(NOW))) == 0, "an older document is what it says, and readers decide"
+    target.write_bytes(document.replace(b"900", b"901"))
+    assert issued(more) == 0, "that was none of ours"
 
 
 def replace_issuer(ranks: Ranks) -> Ranks:

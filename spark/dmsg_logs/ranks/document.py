@@ -11,7 +11,8 @@ import os
 import re
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any, Final
 
 from pyspark.sql import DataFrame, SparkSession
@@ -143,15 +144,34 @@ def ranks_document(ranks: Ranks) -> dict[str, Any]:
 def write_ranks(spark: SparkSession | None, ranks: Ranks, target: str, secret_key: SecretKey) -> None:
     """Sign ``ranks`` and replace ``target``, whole and at once.
 
-    ``target`` is any path Spark's Hadoop knows; without a session, a local one. Raises ``RanksError`` for a document
-    that readers would refuse.
+    ``target`` is any path Spark's Hadoop knows; without a session, a local one. Readers refuse a document that differs from
+    the one before and was issued no later. So if lines that came late change the ranks of the same second, the document
+    there is followed by one issued a second after it; the same ranks give the same document. Raises ``RanksError`` for a
+    document that readers would refuse.
     """
+    ranks = replace(ranks, issued=_issued(ranks, _before(spark, target, secret_key)))
     text = sign_document(ranks_document(ranks), secret_key)
     verify_document(text, [secret_key.public_key], ranks.issued)
     if spark is not None:
         paths.write_text(spark, target, text)
     else:
         _write_local(target, text)
+
+
+def _before(spark: SparkSession | None, target: str, key: SecretKey) -> Ranks | None:
+    """The document at ``target``, if there is one that ``key`` has signed."""
+    try:
+        text = paths.read_text(spark, target) if spark is not None else Path(target).read_text()
+        return verify_document(text, [key.public_key], math.inf)
+    except (OSError, ValueError, paths.JavaError):
+        return None
+
+
+def _issued(ranks: Ranks, before: Ranks | None) -> int:
+    if before is None or not 0 <= before.issued - ranks.issued <= AHEAD_S:
+        return ranks.issued
+    differs = ranks != replace(before, issued=ranks.issued, issuer=ranks.issuer)
+    return before.issued + int(differs)
 
 
 def verify_document(text: str | bytes, issuers: Collection[str], now: float) -> Ranks:
