@@ -68,12 +68,26 @@ def test_the_readings_say_what_the_numbers_say() -> None:
     assert "2 clients were left out" in sections["league"]["reading"]
     assert f"were at {relays[4]['relay'][:8]}…, more than at any other" in sections["dials"]["reading"]
     assert "after connection_lost" in sections["resumptions"]["reading"]
-    assert "9 keys stand out; 2 are flagged and have no say in the ranks" in sections["abuse"]["reading"]
+    assert (
+        "9 keys stand out; 2 are flagged (which leaves a key out of that day's ranks, unless one"
+        in sections["abuse"]["reading"]
+    )
     assert data.rows("talkers")[0]["key"][:8] in sections["talkers"]["reading"]
     assert "on 13 Mar" in sections["forecast"]["reading"]
     assert "rests on 14 days of history (by weekday and trend)" in sections["forecast"]["reading"]
-    assert "2.5 % were refused" in sections["discovery"]["reading"]
+    assert "2.5 % were not found or refused" in sections["discovery"]["reading"]
+    assert "Of all 5.05 M lines ever taken in, from " in sections["quality"]["reading"]
     assert "The accounts balance: 5 048 550 in" in sections["quality"]["reading"]
+
+
+def test_millions_stay_millions_at_the_beginning_of_a_sentence() -> None:
+    data = report_data()
+    totals = {**data.totals, "missing": 1_200_000, "abuse_keys": 3_400_000}
+
+    sections = Outline(render(ReportData(data.since, data.until, data.bucket_s, totals, data.frames))).sections
+
+    assert "1.2 M lines that files should hold are missing" in sections["quality"]["reading"]
+    assert sections["abuse"]["reading"].startswith("3.4 M keys stand out")
 
 
 def test_what_is_worth_a_look_stands_in_the_overview() -> None:

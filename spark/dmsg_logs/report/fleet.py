@@ -189,9 +189,7 @@ def latency(data: ReportData) -> Section:
             )
             cells.append([name, *(text.ms(total[each]) for each, _, _ in _PERCENTILES), text.count(total["count"])])
     reading = "; ".join(sentences)
-    reading = (
-        f"{reading[:1].upper()}{reading[1:]}. The scale is logarithmic: the same way up is the same factor everywhere."
-    )
+    reading = f"{text.sentence(reading)}. The scale is logarithmic: the same way up is the same factor everywhere."
     numbers = table("Latency of the whole time", ["", "p50", "p95", "p99", "Measured"], cells, fold=False)
     return Section("latency", title, reading, side_by_side(*drawn) + numbers)
 

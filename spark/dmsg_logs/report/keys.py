@@ -188,10 +188,12 @@ def abuse(data: ReportData) -> Section:
     flagged = text.of(data.totals.get("abuse_flagged")) or sum(bool(row["flagged"]) for row in rows)
     candidates = text.of(data.totals.get("abuse_keys")) or len(rows)
     worst = max(rows, key=lambda row: text.of(row["score"]))
-    reading = f"{text.many(candidates, 'key').capitalize()} {'stands' if candidates == 1 else 'stand'} out; "
+    reading = f"{text.sentence(text.many(candidates, 'key'))} {'stands' if candidates == 1 else 'stand'} out; "
     if flagged:
-        verbs = "is flagged and has" if flagged == 1 else "are flagged and have"
-        reading += f"{text.about(flagged)} {verbs} no say in the ranks; "
+        reading += (
+            f"{text.about(flagged)} {'is' if flagged == 1 else 'are'} flagged (which leaves a key out of that day's ranks, "
+            "unless one relay alone complains of it); "
+        )
     reading += f"the highest score is {_score(worst['score'])} of {text.key(worst['key'])}"
     reading += f" ({text.safe(worst['why'], 120)})." if worst["why"] else "."
     bars = plots.bars(

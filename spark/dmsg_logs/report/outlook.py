@@ -76,7 +76,7 @@ def forecast(data: ReportData) -> Section:
     reading = "; ".join(sentences)
     days = min((text.of(row["history_days"]) for row in fleet), default=0)
     reading = (
-        f"{reading[:1].upper()}{reading[1:]}. It rests on {text.many(days, 'day')} of history "
+        f"{text.sentence(reading)}. It rests on {text.many(days, 'day')} of history "
         f"({', '.join(sorted({_method(row['method']) for row in fleet}))}); "
         "the bands of the relays are added up, as if all erred the same way."
     )
@@ -183,12 +183,12 @@ def discovery(data: ReportData) -> Section:
     good = [max((a or 0) - (b or 0) - (c or 0), 0) for a, b, c in zip(every, bad, worse, strict=True)]
     series = [
         plots.Series("answered", good, 1),
-        plots.Series("refused (4xx)", bad, 2),
+        plots.Series("not found or refused (4xx)", bad, 2),
         plots.Series("failed (5xx)", worse, 5),
     ]
     paths = data.rows("paths")
     reading = (
-        f"Discovery answered {text.many(total, 'request')}; {text.percent(wrong, total)} were refused (4xx), "
+        f"Discovery answered {text.many(total, 'request')}; {text.percent(wrong, total)} were not found or refused (4xx), "
         f"{text.percent(broken, total)} failed on its own side (5xx)."
     )
     if paths:
@@ -233,11 +233,12 @@ def quality(data: ReportData) -> Section:
     parts = {name: text.of(totals.get(name)) for name in ("good", "dup", "corrupt", "missing")}
     balanced = came == parts["good"] + parts["dup"] + parts["corrupt"]
     reading = (
-        f"Of {text.many(came, 'line')} in {text.many(totals.get('files'), 'file')} {text.percent(parts['good'], came)} are "
-        f"in the tables, {text.percent(parts['dup'], came)} had come before, {text.percent(parts['corrupt'], came)} could "
-        f"not be read. {'The accounts balance' if balanced else '<strong>The accounts do not balance</strong>'}: "
+        f"Of all {text.many(came, 'line')} ever taken in, from {text.many(totals.get('files'), 'file')}, "
+        f"{text.percent(parts['good'], came)} are in the tables, {text.percent(parts['dup'], came)} had come before, "
+        f"{text.percent(parts['corrupt'], came)} could not be read. "
+        f"{'The accounts balance' if balanced else '<strong>The accounts do not balance</strong>'}: "
         f"{text.count(came)} in, {text.count(parts['good'])} good, {text.count(parts['dup'])} duplicate, "
-        f"{text.count(parts['corrupt'])} corrupt. {text.many(parts['missing'], 'line').capitalize()} that files should "
+        f"{text.count(parts['corrupt'])} corrupt. {text.sentence(text.many(parts['missing'], 'line'))} that files should "
         f"hold {'is' if parts['missing'] == 1 else 'are'} missing; the numbering of lines has "
         f"{text.many(totals.get('gaps'), 'gap')} ({text.many(totals.get('gap_lines'), 'line')})."
     )

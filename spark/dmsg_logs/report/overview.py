@@ -27,7 +27,7 @@ def overview(data: ReportData, summary: Mapping[str, Any] | None, others: Sequen
             reading += f" {text.percent(totals.get('dials_ok'), totals['dials'])} of their dials succeeded."
     came = totals.get("lines_in")
     tiles = [
-        ("Lines in", text.about(came), ""),
+        ("Lines in", text.about(came), "since the beginning"),
         ("Good", text.about(totals.get("good")), text.percent(totals.get("good"), came)),
         ("Duplicate", text.about(totals.get("dup")), text.percent(totals.get("dup"), came)),
         ("Corrupt", text.about(totals.get("corrupt")), text.percent(totals.get("corrupt"), came)),

@@ -160,6 +160,11 @@ def many(value: Any, one: str, more: str | None = None) -> str:
     return f"{'no' if not found else about(found)} {noun}"
 
 
+def sentence(text: str) -> str:
+    """``text`` as the beginning of a sentence."""
+    return f"{text[:1].upper()}{text[1:]}"
+
+
 # --- times (UTC) -----------------------------------------------------------------------------------------------------
 
 
