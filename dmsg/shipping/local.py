@@ -86,6 +86,7 @@ class LocalDestination:
         else:
             with contextlib.suppress(FileNotFoundError):  # a killed shipper may have left it
                 os.unlink(staging)
+            sync_directory(folder)  # and may not have come to this
         demand(standing, final)
 
     def _fill(self, file: BinaryIO, staging: str, content: Content) -> None:

@@ -187,6 +187,19 @@ def test_a_local_file_is_on_the_disk_before_it_has_its_name_and_then_its_name_is
     assert f"sync {root}" in steps, "the folders, too"
 
 
+def test_the_name_of_a_local_file_that_is_there_is_on_the_disk_before_the_source_goes(
+    tmp_path: Path, content: tuple[str, Content], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The shipper before may have been killed when it had given the name, and the power may fail next."""
+    path, what = content
+    root = tmp_path / "landing"
+    open_at(root).deliver(path, what)
+    synced: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.readlink(f"/proc/self/fd/{descriptor}")))
+    open_at(root).deliver(path, what)
+    assert os.path.dirname(root / path) in synced
+
+
 def test_a_name_that_another_shipper_has_given_meanwhile_is_as_good(tmp_path: Path) -> None:
     destination = LocalDestination(str(tmp_path))
     with pytest.raises(FileNotFoundError):
