@@ -7,9 +7,25 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-from event_rows import events
+from event_rows import events, node_of
 from pyspark.sql import SparkSession
-from rank_fleet import ALICE, BOB, CLIENTS, FAILING, FLAPPING, GOOD, NOW, SLOW, Fleet, key, session, started
+from rank_fleet import (
+    ALICE,
+    BOB,
+    CLIENTS,
+    FAILING,
+    FLAPPING,
+    GOOD,
+    HOUR_S,
+    NOW,
+    SLOW,
+    TWIN,
+    Fleet,
+    key,
+    refusal,
+    session,
+    started,
+)
 from rank_vectors import OPERATOR, VECTORS
 
 from dmsg_logs.ranks.document import (
@@ -19,6 +35,7 @@ from dmsg_logs.ranks.document import (
     Ranks,
     RanksError,
     compute_ranks,
+    excluded_clients,
     ranks_document,
     verify_document,
     write_ranks,
@@ -114,6 +131,17 @@ def test_invented_relays_cannot_crowd_out_real_ones(spark: SparkSession, monkeyp
     lines += [session(client, invented[3], 0.1) for client in CLIENTS[2:4]]
     ranks = compute_ranks(events(spark, [*started((GOOD, SLOW)), *lines]), now=NOW)
     assert set(ranks.relays) == {GOOD, SLOW, invented[3]}
+
+
+def test_a_day_of_offences_counts_as_a_whole_where_the_window_begins_at_noon(spark: SparkSession) -> None:
+    """Half of them in the morning and half in the evening: the limits are for a day, as in the table."""
+    morning, evening = (
+        [refusal(relay, ALICE, "request", "rate_limited", 40, ts) for relay in (GOOD, TWIN)]
+        for ts in (NOW - 18 * HOUR_S, NOW - 6 * HOUR_S)
+    )
+    before = [refusal(relay, BOB, "request", "rate_limited", 900, NOW - 25 * HOUR_S) for relay in (GOOD, TWIN)]
+    lines = events(spark, [*before, *morning, *evening])
+    assert excluded_clients(lines, now=NOW + 12 * HOUR_S) == {node_of(ALICE)}
 
 
 def test_a_failed_write_leaves_what_was_there(tmp_path: Path) -> None:

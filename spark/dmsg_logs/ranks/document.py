@@ -48,7 +48,8 @@ LIFETIME_S: Final = 172_800
 #: Longest document that readers take; a longer one is not written.
 DOCUMENT_LIMIT_BYTES: Final = 4 * 1024 * 1024
 RELAYS_LIMIT: Final = 20_000
-_SPAN_LIMIT_S: Final = 90 * 86_400
+_DAY_S: Final = 86_400
+_SPAN_LIMIT_S: Final = 90 * _DAY_S
 _NUMBER_LIMIT: Final = 1 << 53
 _NODE_DIGITS: Final = 16
 _RELAYS: Final = StructType([StructField("relay", StringType())])
@@ -119,8 +120,9 @@ def gather_voices(
 
 def excluded_clients(events: DataFrame, *, now: float, window_s: int = WINDOW_S) -> frozenset[str]:
     """First 16 digits of the keys whose evidence is left out: flagged for abuse by the word of more than one relay, or by
-    their own lines."""
-    flagged = abuse_scores(in_window(events, now=now, window_s=window_s)).where("flagged and confirmed")
+    their own lines, on a UTC day that the window touches. The first of these days counts as a whole: limits are for a day."""
+    before_s = (now - window_s) % _DAY_S
+    flagged = abuse_scores(in_window(events, now=now, window_s=window_s + before_s)).where("flagged and confirmed")
     keys = flagged.select(F.substring("key", 1, _NODE_DIGITS).alias("client")).distinct()
     return frozenset(row["client"] for row in _rows(keys))
 
