@@ -128,7 +128,8 @@ class PartStore:
 
     def _make_room(self, sender: str) -> None:
         listed = self._folder.listed()
-        own = sorted((one for one in listed.values() if one.sender == sender), key=lambda one: one.changed_at)
+        # A copy, because a thread that stores small files may take one of them out of the list meanwhile.
+        own = sorted((one for one in list(listed.values()) if one.sender == sender), key=lambda one: one.changed_at)
         for each in own[: max(0, len(own) + 1 - PARTS_PER_SENDER)]:
             self._folder.remove(each.path)
         if len(listed) >= PARTS_LIMIT:
