@@ -206,8 +206,18 @@ async def test_deleting_makes_room(opened: Any) -> None:
 # --- SQLite alone: it knows who sent what ---------------------------------------------------------------------------------
 
 
-def memory(reactor: Any, **limits: int) -> Any:
-    return open_queues("memory:", reactor, limits=QueueLimits(**limits))
+@pytest.fixture
+def memory(reactor: Any) -> Any:
+    """``memory(**limits)``: an empty store in memory, closed when the test ends."""
+    stores = []
+
+    def open_one(**limits: int) -> Any:
+        stores.append(open_queues("memory:", reactor, limits=QueueLimits(**limits)))
+        return stores[-1]
+
+    yield open_one
+    for store in stores:
+        pytest_twisted.blockon(store.close())
 
 
 @pytest_twisted.ensureDeferred
@@ -252,8 +262,8 @@ async def test_what_is_free_within_a_file_is_used_though_its_disk_has_little_roo
 
 
 @pytest_twisted.ensureDeferred
-async def test_the_largest_sender_makes_room_for_others_in_a_full_queue(reactor: Any) -> None:
-    store = memory(reactor, queue_envelopes=10)
+async def test_the_largest_sender_makes_room_for_others_in_a_full_queue(memory: Any) -> None:
+    store = memory(queue_envelopes=10)
     for number in range(10):
         await push(store, f"flood {number}", source=666)
     await push(store, "mine", source=1)
@@ -264,8 +274,8 @@ async def test_the_largest_sender_makes_room_for_others_in_a_full_queue(reactor:
 
 
 @pytest_twisted.ensureDeferred
-async def test_many_session_names_give_a_twin_no_more_room(reactor: Any) -> None:
-    store = memory(reactor, twin_bytes=10 * (1000 + ROW_BYTES) + 1000)
+async def test_many_session_names_give_a_twin_no_more_room(memory: Any) -> None:
+    store = memory(twin_bytes=10 * (1000 + ROW_BYTES) + 1000)
     with pytest.raises(StoreFull) as caught:
         for number in range(11):
             await push(store, "x", SessionAddress(7, str(number)), size=1000)
@@ -277,8 +287,8 @@ async def test_many_session_names_give_a_twin_no_more_room(reactor: Any) -> None
 
 
 @pytest_twisted.ensureDeferred
-async def test_a_flood_to_many_twins_does_not_keep_others_out_of_a_full_store(reactor: Any) -> None:
-    store = memory(reactor, store_bytes=100 * (1000 + ROW_BYTES))
+async def test_a_flood_to_many_twins_does_not_keep_others_out_of_a_full_store(memory: Any) -> None:
+    store = memory(store_bytes=100 * (1000 + ROW_BYTES))
     refused = 0
     for number in range(1, 201):
         try:
@@ -350,9 +360,9 @@ async def test_a_full_store_has_no_more_in_memory_than_it_counts(
 
 
 @pytest_twisted.ensureDeferred
-async def test_nothing_stays_in_memory_of_sessions_twins_and_senders_whose_envelopes_are_gone(reactor: Any) -> None:
+async def test_nothing_stays_in_memory_of_sessions_twins_and_senders_whose_envelopes_are_gone(memory: Any) -> None:
     """Names of sessions cost nothing."""
-    store = memory(reactor)
+    store = memory()
 
     async def come_and_go(round_: int) -> int:
         for number in range(1000):
@@ -371,8 +381,8 @@ async def test_nothing_stays_in_memory_of_sessions_twins_and_senders_whose_envel
 
 
 @pytest_twisted.ensureDeferred
-async def test_expired_envelopes_leave_their_room_to_others(reactor: Any) -> None:
-    store = memory(reactor, queue_envelopes=10)
+async def test_expired_envelopes_leave_their_room_to_others(memory: Any) -> None:
+    store = memory(queue_envelopes=10)
     for number in range(10):
         await store.push(BOB, envelope(str(number), 10), NOW, NOW + 10, 1)
     await store.push(BOB, envelope("next"), NOW + 10, NOW + 310, 1)
@@ -380,8 +390,8 @@ async def test_expired_envelopes_leave_their_room_to_others(reactor: Any) -> Non
 
 
 @pytest_twisted.ensureDeferred
-async def test_nothing_waits_longer_than_an_hour(reactor: Any) -> None:
-    store = memory(reactor)
+async def test_nothing_waits_longer_than_an_hour(memory: Any, reactor: Any) -> None:
+    store = memory()
     await store.push(BOB, envelope("x", 10**6), NOW, NOW + 10**6, 1)
     assert await texts(store, now=NOW + KEPT_S - 1) == ["x"]
     assert await texts(store, now=NOW + KEPT_S) == []

@@ -20,7 +20,9 @@ PK = b"\2" + bytes(32)
 
 @pytest_twisted.ensureDeferred
 async def test_a_file(tmp_path):
-    TwinTable(str(tmp_path / "twins")).create(KEY, ["localhost"], None)
+    table = TwinTable(str(tmp_path / "twins"))
+    table.create(KEY, ["localhost"], None)
+    table.close()
     registry = open_registry(reactor, str(tmp_path / "twins"))
     assert await registry.find(KEY.account) == 1
     await registry.close()

@@ -44,6 +44,14 @@ def alter(path, statement, *values):
     connection.close()
 
 
+def rows(path, columns="*"):
+    """What is in the file."""
+    connection = sqlite3.connect(path)
+    found = connection.execute(f"SELECT {columns} FROM twins").fetchall()
+    connection.close()
+    return found
+
+
 def test_twins_are_numbered_from_one_and_kept(path, table):
     assert table.create(ALICE, ["r2.example", "r1.example"], PK) == 1
     assert table.create(BOB, ["localhost:8080"], None) == 2
@@ -79,9 +87,9 @@ def test_what_no_twin_can_have_is_not_written(table, relays, pk):
 
 def test_an_unchanged_twin_is_not_written_again(path, table):
     table.create(ALICE, ["a.example"], PK)
-    before = sqlite3.connect(path).execute("SELECT version, signature FROM twins").fetchall()
+    before = rows(path, "version, signature")
     table.update(ALICE, ["a.example"], PK)
-    assert sqlite3.connect(path).execute("SELECT version, signature FROM twins").fetchall() == before
+    assert rows(path, "version, signature") == before
 
 
 def test_what_another_connection_writes_is_seen_at_once(path, table):
@@ -211,12 +219,14 @@ def test_its_twin_writes_an_altered_row_anew(path, table):
     table.create(ALICE, ["a.example"], PK)
     alter(path, "UPDATE twins SET relays = 'evil.example', version = 'x'")
     assert table.create(ALICE, ["a.example"], PK) == 1
-    assert TwinTable(path).get(1) == Twin(1, ALICE.account, ("a.example",), PK)
+    again = TwinTable(path)
+    assert again.get(1) == Twin(1, ALICE.account, ("a.example",), PK)
+    again.close()
 
 
 def test_an_older_row_is_noticed_by_who_read_the_newer(path, table):
     table.create(ALICE, ["old.example"], None)
-    [old] = sqlite3.connect(path).execute("SELECT * FROM twins").fetchall()
+    [old] = rows(path)
     table.update(ALICE, ["new.example"], None)
     assert table.get(1).relays == ("new.example",)
     alter(path, "INSERT OR REPLACE INTO twins VALUES (?, ?, ?, ?, ?, ?)", *old)
@@ -229,7 +239,7 @@ def test_a_number_that_changes_hands_is_noticed_by_who_read_it_before(path, tmp_
     assert table.get(1).account == ALICE.account
     other = TwinTable(str(tmp_path / "other"))
     other.create(BOB, ["b.example"], None)
-    [row] = sqlite3.connect(tmp_path / "other").execute("SELECT * FROM twins").fetchall()
+    [row] = rows(tmp_path / "other")
     alter(path, "INSERT OR REPLACE INTO twins VALUES (?, ?, ?, ?, ?, ?)", *row)
     with pytest.raises(RegistryError, match="altered"):
         table.get(1)
