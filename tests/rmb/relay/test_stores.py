@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tracemalloc
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,17 +51,23 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def opened(url: str, reactor: Any) -> Any:
-    """``opened(**limits)``: an empty store of each kind, closed when the test ends."""
+def opened_at(reactor: Any) -> Any:
+    """``opened_at(url, **limits)``: a store, closed when the test ends."""
     stores = []
 
-    def open_one(**limits: int) -> Any:
+    def open_one(url: str, **limits: int) -> Any:
         stores.append(open_queues(url, reactor, limits=QueueLimits(**limits)))
         return stores[-1]
 
     yield open_one
     for store in stores:
         pytest_twisted.blockon(store.close())
+
+
+@pytest.fixture
+def opened(url: str, opened_at: Any) -> Any:
+    """``opened(**limits)``: an empty store of each kind."""
+    return partial(opened_at, url)
 
 
 @pytest.fixture
@@ -207,17 +214,9 @@ async def test_deleting_makes_room(opened: Any) -> None:
 
 
 @pytest.fixture
-def memory(reactor: Any) -> Any:
-    """``memory(**limits)``: an empty store in memory, closed when the test ends."""
-    stores = []
-
-    def open_one(**limits: int) -> Any:
-        stores.append(open_queues("memory:", reactor, limits=QueueLimits(**limits)))
-        return stores[-1]
-
-    yield open_one
-    for store in stores:
-        pytest_twisted.blockon(store.close())
+def memory(opened_at: Any) -> Any:
+    """``memory(**limits)``: an empty store in memory."""
+    return partial(opened_at, "memory:")
 
 
 @pytest_twisted.ensureDeferred
