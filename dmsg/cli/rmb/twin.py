@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable
+from contextlib import closing
 from typing import Any
 
 import click
@@ -54,13 +55,13 @@ def create(registry: str, key_file: str, relays: Iterable[str], key_type: str, o
     hosts = [host.strip() for given in relays for host in given.split(",")]
     try:
         format_relays(hosts)  # before anything is made
-        table = TwinTable(registry)
-        if os.path.lexists(key_file):
-            key = read_twin_key(key_file)
-        else:
-            key = make_twin_key(key_file, KeyType(key_type), os.urandom)
-        number = table.create(key, hosts, EncryptionKey(key.secret).public_key)
-        found = table.get(number)
+        with closing(TwinTable(registry)) as table:
+            if os.path.lexists(key_file):
+                key = read_twin_key(key_file)
+            else:
+                key = make_twin_key(key_file, KeyType(key_type), os.urandom)
+            number = table.create(key, hosts, EncryptionKey(key.secret).public_key)
+            found = table.get(number)
     except DmsgError as error:
         out.leave(error)
     assert found is not None
@@ -80,8 +81,9 @@ def show(number: int | None, registry: str | None, substrate: tuple[str, ...], o
         check_registry(registry, substrate)
         if registry:
             check_registry_file(registry)
-            table = TwinTable(registry)
-            _print(out, [table.get(one) for one in (table.numbers() if number is None else [number])], number)
+            with closing(TwinTable(registry)) as table:
+                found = [table.get(one) for one in (table.numbers() if number is None else [number])]
+            _print(out, found, number)
         elif number is None:
             raise ConfigError("substrate", "a chain has too many twins to show all: say which")
         else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import closing
 
 import pytest
 import pytest_twisted
@@ -39,7 +40,8 @@ def test_create_makes_a_key_and_a_twin_and_prints_its_number(tmp_path, create):
     pk = EncryptionKey(key.secret).public_key
     relays = ["r1.example", "r2.example"]
     assert json.loads(second.stdout) == {"twin": 2, "account": key.account.hex(), "relays": relays, "pk": pk.hex()}
-    assert TwinTable(str(tmp_path / "twins")).get(2) == Twin(2, key.account, tuple(relays), pk)
+    with closing(TwinTable(str(tmp_path / "twins"))) as table:
+        assert table.get(2) == Twin(2, key.account, tuple(relays), pk)
     assert key.secret.hex() not in second.output
 
 
@@ -50,7 +52,8 @@ def test_a_key_that_is_there_is_used(tmp_path, create):
     again = create("a", "other.example")
     assert (again.exit_code, again.stdout) == (0, "1\n")
     assert (tmp_path / "a").read_bytes() == before
-    assert TwinTable(str(tmp_path / "twins")).get(1).relays == ("other.example",)
+    with closing(TwinTable(str(tmp_path / "twins"))) as table:
+        assert table.get(1).relays == ("other.example",)
 
 
 @pytest.mark.parametrize("relays", ["", "a_b", "a.example,", "http://a.example"])
