@@ -191,11 +191,17 @@ class Relay:
         self._queues = queues
         self._random = random
         self.rows: SqliteQueues | None = None
+        self._made: list[SqliteQueues] = []
         self.running = False
         self.ahead_s = 0.0
 
     def __str__(self) -> str:
         return self.name
+
+    def discard(self) -> None:
+        """The run is over: let go of all databases that there were."""
+        for rows in self._made:
+            rows.close()
 
     def start(self) -> None:
         """Begin to serve."""
@@ -204,6 +210,7 @@ class Relay:
         process.ahead_s = self.ahead_s
         if self.rows is None or not self.durable:
             self.rows = SqliteQueues(":memory:", None, limits=self._queues)
+            self._made.append(self.rows)
         self.rows._attached.clear()
         self.store = Store(self.rows, process)
         self.registry = Registry(world.twins, process)

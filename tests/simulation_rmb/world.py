@@ -212,6 +212,8 @@ class World(Checks):
         finally:
             task._theCooperator = before  # type: ignore[attr-defined]
             globalLogPublisher.removeObserver(self._logged)
+            for relay in self.relays:
+                relay.discard()
 
     def start(self) -> None:
         """Begin with all programs."""
