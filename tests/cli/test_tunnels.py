@@ -220,7 +220,7 @@ async def test_a_service_that_takes_no_connection_is_told_in_plain_words(bench, 
     monkeypatch.setattr(tunnels, "CONNECT_TIMEOUT_S", 0.1)
     with ExitStack() as stack:
         full = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
-        for _ in range(3):  # nobody accepts, so the system answers no further ones
+        for _ in range(3):  # the service accepts none, so the system answers no further ones
             one = stack.enter_context(socket.socket())
             one.setblocking(False)
             one.connect_ex(full.getsockname())

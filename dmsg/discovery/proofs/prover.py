@@ -161,7 +161,7 @@ class RelayProofs:
 
     @property
     def is_blind(self) -> bool:
-        """Whether the store was not read since the start, so that nobody knows which relays there are."""
+        """Whether the store has not been read since the start, so that the relays in it are unknown."""
         return self._running and not self._has_read
 
     def is_proved(self, public_key: PublicKey) -> bool:

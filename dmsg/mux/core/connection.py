@@ -203,7 +203,7 @@ class Connection(Core):
         return True
 
     def consumed(self, stream: Stream, size: int) -> bool:
-        """The application took ``size`` received bytes; ``True`` asks for a flush: a frame is to be sent, or a timeout is new."""
+        """The application took ``size`` received bytes; ``True`` asks for a flush, of a frame or for a new timeout."""
         released = stream.consumed(size)
         if stream.state is StreamState.CLOSED:
             return False

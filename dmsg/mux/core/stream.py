@@ -186,7 +186,7 @@ class Stream(ABC):
         self.pending = ByteQueue()
         self.queued = False  # whether it stands in the connection's queue of streams with something to send
         self.blocked = False  # whether its writer was told to pause
-        self.ack_due = False  # whether received data is to be acknowledged, now or soon
+        self.ack_due = False  # whether received data has to be acknowledged, now or soon
         self.end_received = False  # whether the peer said, provably, that nothing more comes
         self.ended_before = False  # whether it said so on an earlier path: then it repeats that, and sends nothing new
         self.sent_bytes = self.acked_bytes = self.received_bytes = 0

@@ -320,7 +320,7 @@ def test_offers_wait_for_a_decision_up_to_a_limit() -> None:
 
 
 def test_with_ids_of_ones_own_the_oldest_offer_makes_room() -> None:
-    """Nobody has told this client that the offer is over; the relay passes fewer on at once than may wait here."""
+    """This client is not told that the offer is over; the relay passes fewer on at once than may wait here."""
     board = Switchboard(V5, config=ConnectionConfig(offered_limit=2, incoming_limit=3))
     callee = board.sides[1]
     payloads = [offer_of(board) for _ in range(5)]
