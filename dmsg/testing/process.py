@@ -9,6 +9,8 @@ async with Process(reactor, [sys.executable, "-m", "twisted", "dmsg-server", …
 from __future__ import annotations
 
 import contextlib
+import errno
+import itertools
 import os
 import re
 import signal as signals
@@ -34,6 +36,12 @@ OUTPUT_LIMIT_BYTES: Final = 4 * 1024 * 1024
 HEIRS_S: Final = 1.0
 #: A longer line is cut after this many bytes.
 LINE_LIMIT_BYTES: Final = 65_536
+#: Systems give connections and port 0 higher numbers (Linux from 32,768, others from 49,152): a port found free stays so.
+_FREE_PORTS: Final = range(10_000, 32_000)
+#: Processes that run side by side have neighbouring numbers; each begins so many ports after the one before.
+_PORTS_A_PROCESS: Final = 997
+
+_offers = itertools.count()
 
 
 class ProcessFailed(AssertionError):
@@ -41,10 +49,22 @@ class ProcessFailed(AssertionError):
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A TCP port that has no listener now. Only for programs that cannot be given port 0."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
+    """A TCP port that has no listener now, another one each time. Only for programs that cannot be given port 0.
+
+    It lies below the ports that systems give out by themselves. Raises :exc:`OSError` if ``host`` is not of this machine,
+    or if no port is free.
+    """
+    for offer in itertools.islice(_offers, len(_FREE_PORTS)):
+        port = _FREE_PORTS[(os.getpid() * _PORTS_A_PROCESS + offer) % len(_FREE_PORTS)]
+        with socket.socket() as probe:
+            try:
+                probe.bind((host, port))
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+            else:
+                return port
+    raise OSError(errno.EADDRINUSE, f"no port of {host} is free")
 
 
 def environ_without_settings() -> dict[str, str]:

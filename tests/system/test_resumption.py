@@ -30,6 +30,7 @@ from dmsg.mux.client.service import ClientConfig
 from dmsg.mux.core.e2e_negotiation import Security
 from dmsg.relays.errors import ServerLost
 from dmsg.testing.network import LocalNetwork
+from dmsg.testing.process import free_port
 
 pytestmark = pytest.mark.system
 
@@ -46,8 +47,7 @@ class Relay:
         self.key = SecretKey.generate()
         key_file = directory / f"{self.key.public_key}.key"
         write_key_file(key_file, self.key)
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         self.pinned = PinnedServer(self.key.public_key, HostPort("127.0.0.1", self.port))
         self._arguments = (
             *TWISTD,

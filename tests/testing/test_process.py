@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -101,10 +102,38 @@ async def test_output_is_bounded(reactor):
         assert len(process.output) == OUTPUT_LIMIT_BYTES
 
 
-def test_free_port_can_be_bound():
-    port = free_port()
+def test_a_free_port_can_be_bound_and_is_given_once():
+    ports = [free_port() for _ in range(200)]
+    assert len(set(ports)) == 200
     with socket.socket() as listener:
-        listener.bind(("127.0.0.1", port))
+        listener.bind(("127.0.0.1", ports[-1]))
+
+
+def test_a_free_port_is_not_one_that_the_system_gives_to_others():
+    with contextlib.ExitStack() as held:
+        given = [held.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1] for _ in range(20)]
+    assert max(free_port() for _ in range(200)) < min(given)
+
+
+@pytest_twisted.ensureDeferred
+async def test_processes_side_by_side_find_other_ports(reactor):
+    source = "from dmsg.testing.process import free_port; print(*[free_port() for _ in range(100)])"
+    found = [free_port() for _ in range(100)]
+    for _ in range(2):
+        async with python(reactor, source) as process:
+            found += map(int, (await process.line(r"^\d+( \d+)+$")).group().split())
+    assert len(set(found)) == 300
+
+
+def test_a_port_that_listens_is_not_free():
+    taken = free_port()
+    with socket.create_server(("127.0.0.1", taken + 1)):
+        assert free_port() != taken + 1  # which would be next
+
+
+def test_no_port_of_a_foreign_host_is_free():
+    with pytest.raises(OSError, match="Cannot assign"):
+        free_port("192.0.2.1")
 
 
 @pytest_twisted.ensureDeferred

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from typing import Any
 
 import pytest
@@ -19,6 +18,7 @@ from dmsg.rmb.relay.stores import redis as redis_store
 from dmsg.rmb.relay.stores.base import QueueLimits
 from dmsg.rmb.relay.stores.redis import QUEUES_OF_TWIN, RedisQueues
 from dmsg.testing.memory import MemoryNetwork
+from dmsg.testing.process import free_port
 
 NOW = 1_700_000_000
 BOB = SessionAddress(7)
@@ -538,9 +538,7 @@ async def test_a_redis_that_forgot_the_scripts_gets_them_again(process: Any, red
 
 @pytest_twisted.ensureDeferred
 async def test_a_redis_that_is_not_there_is_a_typed_error(reactor: Any) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    store = RedisQueues(RedisAddress.parse(f"redis://127.0.0.1:{port}"), reactor)
+    store = RedisQueues(RedisAddress.parse(f"redis://127.0.0.1:{free_port()}"), reactor)
     store.attach(BOB)
     assert await store.connected(BOB) is True
     closing = store.close()
