@@ -1,7 +1,7 @@
 """What every test can rely on, and what every test is held to.
 
 Held to: no unhandled error in a Deferred and no error in Twisted's log (``logged_errors.flush`` takes back the ones a
-test provokes), no delayed call or open socket left in the reactor, and a time limit (30 s, or
+test provokes), no delayed call or open socket left in the reactor, and a time limit (30 s, 120 s for ``system`` tests, or
 ``@pytest.mark.time_limit(seconds)``) that also ends tests whose Deferred never fires.
 """
 
@@ -49,6 +49,8 @@ from dmsg.testing.process import free_port
 pytest_plugins = ["pytester"]
 
 TIME_LIMIT_S = 30.0
+#: For tests that start programs, which share a busy machine with each other.
+SYSTEM_TIME_LIMIT_S = 120.0
 _USERS_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 #: The functions in which the reactor waits: Twisted's, and that of the reactor of our programs.
 _POLLING = ("doPoll", "_turn_until_stopped")
@@ -78,7 +80,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--swap-reactors"):
         install()
         os.environ[REACTOR_VARIABLE] = "epoll"
-    config.addinivalue_line("markers", f"time_limit(seconds): how long the test may take ({TIME_LIMIT_S:g} by default)")
+    defaults = f"{TIME_LIMIT_S:g} by default, {SYSTEM_TIME_LIMIT_S:g} for system tests"
+    config.addinivalue_line("markers", f"time_limit(seconds): how long the test may take ({defaults})")
     # What programs remember from one run to the next is not the user's own while they are tested.
     directory = os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="dmsg-state-")
     config.add_cleanup(functools.partial(shutil.rmtree, directory, ignore_errors=True))
@@ -295,7 +298,8 @@ def guard(request: pytest.FixtureRequest) -> Any:
 
     item = request.node
     marker = item.get_closest_marker("time_limit")
-    watch = item.stash[_watch_key] = Watch(item, float(marker.args[0]) if marker else TIME_LIMIT_S)
+    default_s = SYSTEM_TIME_LIMIT_S if item.get_closest_marker("system") else TIME_LIMIT_S
+    watch = item.stash[_watch_key] = Watch(item, float(marker.args[0]) if marker else default_s)
     errors = item.stash[_errors_key] = LoggedErrors()
     calls, selectables = set(reactor.getDelayedCalls()), _open_selectables()
     globalLogPublisher.addObserver(errors)

@@ -21,7 +21,7 @@ from dmsg.crypto.keys import SecretKey, write_key_file
 from dmsg.testing.process import Process, environ_without_settings
 
 # Each starts several interpreters, which a busy machine may take its time over.
-pytestmark = [pytest.mark.system, pytest.mark.time_limit(120)]
+pytestmark = pytest.mark.system
 
 ROOT = Path(__file__).parents[2]
 NOWHERE = "http://127.0.0.1:1"

@@ -9,7 +9,7 @@ import pytest_twisted
 
 from dmsg.testing.network import LocalNetwork
 
-pytestmark = [pytest.mark.system, pytest.mark.time_limit(120)]
+pytestmark = pytest.mark.system
 
 
 async def chat(start, server_string, client_string_for):

@@ -20,7 +20,7 @@ from dmsg.relays.errors import ServerLost
 from dmsg.testing.network import LocalNetwork
 from dmsg.testing.process import free_port
 
-pytestmark = [pytest.mark.system, pytest.mark.time_limit(90)]
+pytestmark = pytest.mark.system
 
 #: How long it may take until the other side knows, in seconds. (The kernel closes a dead process's sockets at once.)
 BOUND_S = 5.0

@@ -17,7 +17,7 @@ from dmsg.messaging.core.wire import CHANNEL_OPENED, OPEN_CHANNEL, SEND
 from dmsg.testing.process import free_port
 from tests.links import MESSAGE, RawLink, Said
 
-pytestmark = [pytest.mark.system, pytest.mark.time_limit(90)]
+pytestmark = pytest.mark.system
 
 
 def messaging_server(start: Any, key_file: Any, port: int, *options: str) -> Any:

@@ -22,7 +22,7 @@ from zope.interface import implementer
 from dmsg.mux.client.endpoint import DmsgClientEndpoint, DmsgServerEndpoint
 from dmsg.testing.network import LocalNetwork
 
-pytestmark = [pytest.mark.system, pytest.mark.time_limit(30)]
+pytestmark = pytest.mark.system
 MIB = 1024 * 1024
 
 

@@ -203,7 +203,6 @@ async def listed(network, count):
         await deferLater(network.reactor, 0.02)
 
 
-@pytest.mark.time_limit(60)
 def test_many_transports_outlive_relays_that_are_killed_one_after_another():
     found = run_kills(KillsSize(kills=3, transports=10, kill_every_s=2.5, restart_s=0.5), seed=20)
     assert not found.faults and found.lost_bytes == 0 and found.verified_bytes > 500_000

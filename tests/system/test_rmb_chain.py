@@ -18,7 +18,7 @@ from dmsg.rmb.key_file import make_twin_key
 from dmsg.testing.process import Process, free_port
 from tests.rmb.twins.fake_node import Chain, FakeNode
 
-pytestmark = [pytest.mark.system, pytest.mark.time_limit(120)]
+pytestmark = pytest.mark.system
 
 
 @pytest_twisted.ensureDeferred

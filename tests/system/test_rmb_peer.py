@@ -33,7 +33,7 @@ from dmsg.testing.process import Process, free_port
 
 from ..rmb.peer.conftest import RedisProcess
 
-pytestmark = [pytest.mark.system, pytest.mark.time_limit(120)]
+pytestmark = pytest.mark.system
 LIVE = json.loads((Path(__file__).parents[1] / "vectors" / "rmb-live.json").read_text("utf-8"))
 
 

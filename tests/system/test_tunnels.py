@@ -15,7 +15,7 @@ from twisted.python.failure import Failure
 
 from dmsg.testing.network import LocalNetwork
 
-pytestmark = [pytest.mark.system, pytest.mark.time_limit(120)]
+pytestmark = pytest.mark.system
 
 
 class Short(Protocol):

@@ -20,7 +20,7 @@ from dmsg.discovery.client import HttpDiscovery
 from dmsg.testing.network import LocalNetwork
 from dmsg.testing.process import free_port
 
-pytestmark = [pytest.mark.system, pytest.mark.time_limit(120)]
+pytestmark = pytest.mark.system
 
 MIB = 1024 * 1024
 #: Five MiB in which a byte that is missing or moved shows.

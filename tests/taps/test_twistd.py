@@ -27,7 +27,7 @@ from dmsg.testing.process import free_port
 
 from .conftest import Program
 
-pytestmark = [pytest.mark.system, pytest.mark.time_limit(90)]
+pytestmark = pytest.mark.system
 KEY = SecretKey(b"\x11" * 32)
 Start = Callable[..., Program]
 RUNNERS = [("twistd", "-n", "--pidfile="), ("twist", "--log-format=text")]
