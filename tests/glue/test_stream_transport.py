@@ -595,6 +595,17 @@ def test_what_a_producer_had_still_to_say_does_not_look_complete() -> None:
     assert world.protocol.reason.check(ConnectionDone)
 
 
+def test_nothing_is_lost_of_what_a_producer_wrote_before_its_application_ended_its_half() -> None:
+    world = World(Plain())
+    for event in ("attach", "register", "write", "lose_write", "peer_end", "turn"):
+        getattr(world, event)()
+    assert world.line.aborted is None and world.protocol.told == ["made"]
+    world.ack()
+    world.turn()
+    assert world.protocol.reason is not None
+    assert world.protocol.reason.check(ConnectionDone)
+
+
 def test_an_end_that_is_told_twice() -> None:
     world = World(Halved())
     for event in ("attach", "pause", "deliver", "peer_end", "peer_end", "resume", "turn", "peer_end", "turn"):
