@@ -284,7 +284,8 @@ class DmsgTransport(RelayTransport[Stream], StreamOwner):
         if stream.pending.size - stream.again_bytes > config.pending_limit_bytes:
             self._overflow(Busy("more was written than may wait to be sent", by="local"))
             return False
-        stream.blocked = stream.pending.size > config.pause_bytes
+        if stream.pending.size > config.pause_bytes:
+            stream.blocked = True  # otherwise as it was: a writer that had to pause on the last path waits to be told
         return stream.blocked
 
     def _cut_error(self) -> DmsgError:

@@ -244,3 +244,21 @@ async def test_of_relays_that_have_ended_paths_the_last_eight_are_known_in_their
         for relay in (*relays, relays[5]):
             net.t.note_ended_by(relay)
         assert net.t.ended_by == (*relays[2:5], *relays[6:], relays[5])
+
+
+@sync
+async def test_a_writer_that_was_paused_goes_on_on_the_next_path_whatever_else_is_written_without_one() -> None:
+    """Less waits than made it pause, and more than lets it go on."""
+    config = ConnectionConfig(pause_bytes=8_000, resume_bytes=2_000, secure_window_bytes=20_000, ack_limit_bytes=1_000)
+    async with Net(config) as net:
+        net.b.transport.pauseProducing()
+        producer = PushProducer(net.t, net.reactor, total=52_000, piece=26_000)
+        producer.start()
+        net.reactor.advance(1.0)
+        assert producer.paused
+        assert config.resume_bytes < net.t.stream.pending.size < config.pause_bytes
+        net.cut()
+        net.t.write(b"x")
+        net.heal()
+        net.b.transport.resumeProducing()
+        await net.wait(net.b.when_received(52_001))
