@@ -288,11 +288,9 @@ class Connection(Core):
             if stream.state is StreamState.CLOSED:
                 continue  # closed right after the answer, or given up
             try:
-                opened = self._openings.finish(stream, message)
+                events.append(self._openings.finish(stream, message))
             except IntegrityError as error:
                 self._fail(stream, error.code, events, str(error))
-            else:
-                events += [opened] if opened is not None else []
         return events
 
     def _on_fwd(self, stream: Stream, frames: bytes, start: int, end: int, events: list[Event]) -> None:

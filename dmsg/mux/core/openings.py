@@ -93,8 +93,8 @@ class Openings:
         self._clock = clock
         self._buffers = buffers
         self._paths: dict[PublicKey, PathWindow] = {}  # the one that was used last at the end
-        # Streams whose peers have accepted, with the peer's handshake message; with None we send ours first.
-        self.answers: deque[tuple[PlainStream, bytes | None]] = deque()
+        # Streams whose peers have answered our handshake message, with the answer.
+        self.answers: deque[tuple[PlainStream, bytes]] = deque()
 
     # --- asking ----------------------------------------------------------------------------------------------------
 
@@ -112,26 +112,23 @@ class Openings:
         return stream
 
     def receive_accept(self, stream: PlainStream, payload: bytes, events: list[Event]) -> None:
-        """The peer has accepted: the stream is open, or a turn of :meth:`finish` ends its handshake."""
+        """The peer has accepted: the stream is open, or its handshake goes on. A turn of :meth:`finish` ends that."""
         if stream.handshake is None:
             stream.move(StreamState.OPEN)
             events.append(StreamOpened(stream))
         elif len(stream.request) == REQUEST_BYTES:
             stream.move(StreamState.UPGRADING)
-            self.answers.append((stream, None))
+            self._out.control(stream.upgrade_frame(stream.handshake.message))
         else:
             self.answers.append((stream, payload[REQUEST_BYTES:]))
 
-    def take_answers(self) -> list[tuple[PlainStream, bytes | None]]:
+    def take_answers(self) -> list[tuple[PlainStream, bytes]]:
         """The next streams to :meth:`finish`, ``ANSWERS_AT_ONCE`` at most."""
         return [self.answers.popleft() for _ in range(min(len(self.answers), ANSWERS_AT_ONCE))]
 
-    def finish(self, stream: PlainStream, message: bytes | None) -> StreamOpened | None:
-        """Go on with the handshake of a stream whose peer has answered. Raises ``IntegrityError``."""
+    def finish(self, stream: PlainStream, message: bytes) -> StreamOpened:
+        """End the handshake of a stream whose peer has answered. Raises ``IntegrityError``."""
         assert stream.handshake is not None
-        if message is None:
-            self._out.control(stream.upgrade_frame(stream.handshake.message))
-            return None
         keys, resume = stream.handshake.finish(message)
         sealed = self._seal(stream, keys, StreamState.OPEN)
         self._out.prove(sealed)

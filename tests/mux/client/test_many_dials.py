@@ -6,8 +6,12 @@ import pytest_twisted
 from twisted.internet.defer import DeferredList, ensureDeferred
 from twisted.internet.protocol import Factory, Protocol
 
+from dmsg.mux.core.e2e_negotiation import Security
+from dmsg.mux.core.wire import FWD
+from dmsg.testing.hostile import drop
 from dmsg.testing.memory import MemoryNetwork
 from dmsg.testing.network import LocalNetwork
+from tests.worlds import AliceAndBob
 
 sync = pytest_twisted.ensureDeferred
 DIALS = 32
@@ -43,3 +47,16 @@ async def test_what_accepted_transports_lead_to_goes_out_before_all_of_them_are_
         assert opened == DIALS
         while_handling = {count for count in opened_at_writes if 0 < count < DIALS}
         assert len(while_handling) >= 2, opened_at_writes
+
+
+@sync
+async def test_dials_through_a_base_relay_do_not_wait_for_others_whose_peer_is_silent() -> None:
+    """All ACCEPTs come in one read. Of the handshake messages that follow them, the first eight do not arrive."""
+    async with AliceAndBob(extended=False) as net:
+        net.serve()
+        silent = net.relay.rule(drop, kind=FWD, to=net.bob.public_key, times=8)
+        dials = [ensureDeferred(net.alice.dial(net.bob.public_key, security=Security.E2E)) for _ in range(DIALS)]
+        net.reactor.advance(1.0)
+        assert silent.hits == 8
+        assert [dial.called for dial in dials] == 8 * [False] + (DIALS - 8) * [True]
+        DeferredList(dials[:8], consumeErrors=True)
