@@ -300,9 +300,8 @@ class DmsgTransport(RelayTransport[Stream], StreamOwner):
 
     def _close_stream(self) -> None:
         if self.stream.state is StreamState.CLOSED:
-            if self.detached:
-                self.stream.end()  # else the stream has ended in the current read, and the transport is told next
-            self._deadlines.linger(self)  # another path may be found
+            self.stream.end()  # on another path, if one is found
+            self._deadlines.linger(self)
             return
         if self._carrier.connection.close(self.stream):
             self.ended(CloseReason.NORMAL, local=True)

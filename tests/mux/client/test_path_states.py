@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import pytest_twisted
+from twisted.internet.error import ConnectionDone
 from twisted.internet.interfaces import IHalfCloseableProtocol
 from twisted.internet.protocol import Factory
 from zope.interface import directlyProvides
@@ -18,9 +20,9 @@ from dmsg.glue.transport_state import TransportState
 from dmsg.mux.client.service import ClientConfig, DmsgClient
 from dmsg.mux.client.transport import PATH_TRANSITIONS, DmsgTransport, PathState
 from dmsg.mux.core.limits import ConnectionConfig
-from dmsg.mux.core.wire import CloseReason
+from dmsg.mux.core.wire import CLOSE, FWD, REQUEST, CloseReason
 from dmsg.testing.conformance import ConformanceProtocol
-from dmsg.testing.hostile import HostileNetwork, HostileRelay
+from dmsg.testing.hostile import HostileNetwork, HostileRelay, RelayFrame, drop
 from dmsg.testing.memory import MemoryNetwork
 from dmsg.testing.probes import PushProducer
 
@@ -262,3 +264,26 @@ async def test_a_writer_that_was_paused_goes_on_on_the_next_path_whatever_else_i
         net.heal()
         net.b.transport.resumeProducing()
         await net.wait(net.b.when_received(52_001))
+
+
+@pytest.mark.parametrize("apart", [True, False], ids=["apart", "in one read"])
+@sync
+async def test_who_has_everything_and_closes_when_the_path_ends_has_a_clean_end(apart: bool) -> None:
+    """The end of the peer's stream, to which the application closes, and the relay's CLOSE come in one read or in two."""
+    async with Net() as net:
+        bob = net.bob.public_key
+        gone: list[RelayFrame] = []
+
+        def end_the_path(frame: RelayFrame) -> list[RelayFrame]:
+            gone.append(replace(frame, kind=CLOSE, payload=bytes((CloseReason.PEER_GONE,))))
+            return [frame] if apart else [frame, *gone]
+
+        net.relay.rule(drop, kind=FWD, to=net.alice.public_key)
+        net.relay.rule(drop, kind=REQUEST, to=bob, times=None)
+        net.relay.rule(end_the_path, kind=FWD, to=bob)
+        net.t.loseWriteConnection()
+        net.reactor.advance(0.0)
+        if apart:
+            net.relay.send(gone[0])
+        net.reactor.advance(GRACE_S + 1.0)
+        assert net.b.lost[0].type is ConnectionDone
