@@ -78,9 +78,10 @@ class Deadlines:
         """Call ``unread_over`` once the application has read none of the waiting data for :data:`LINGER_S`."""
         self._watch("unread", lambda: -transport.unread_bytes, transport.unread_over)
 
-    def await_no_reading(self) -> None:
-        """Stop waiting for the application: it is told of the end. The linger of its close may go on."""
-        self._cancel("unread")
+    def told(self) -> None:
+        """The application is told of the end: of all this only the linger of its close may go on."""
+        for name in ("read", "write", "unread"):
+            self._cancel(name)
 
     def stop(self) -> None:
         """Cancel all deadlines: the transport is over."""

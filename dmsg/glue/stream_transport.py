@@ -464,7 +464,7 @@ class StreamTransport(ABC, Generic[S]):
 
     def _finish(self) -> None:
         self.move(TransportState.ENDED)
-        self._deadlines.await_no_reading()
+        self._deadlines.told()
         self._end_later = None
         self.guarded(self._writer.stop)
         try:

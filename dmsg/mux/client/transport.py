@@ -109,6 +109,9 @@ class DmsgTransport(RelayTransport[Stream], StreamOwner):
 
     def deadline_exceeded(self, what: str) -> None:
         """See :meth:`~dmsg.glue.stream_transport.StreamTransport.deadline_exceeded`."""
+        if self.state is TransportState.ENDED:  # the application was told, but the peer has not ended its side yet
+            self._abort_stream(AbortReason.DEADLINE)
+            return
         error = DeadlineExceeded(what, by="local")
         self._abort(Failure(TransportLost(error)), AbortReason.DEADLINE)
 

@@ -7,8 +7,11 @@ from typing import Any
 import pytest
 import pytest_twisted
 from twisted.internet.error import ConnectionDone
+from twisted.internet.interfaces import IHalfCloseableProtocol
+from zope.interface import directlyProvides
 
 from dmsg.eventlog import schema as ev
+from dmsg.glue.deadlines import LINGER_S
 from dmsg.mux.client.service import ClientConfig
 from dmsg.mux.core.e2e_negotiation import Security
 from dmsg.mux.core.errors import DeadlineExceeded
@@ -211,3 +214,18 @@ async def test_deadlines_of_a_transport_that_is_over(security: Security) -> None
         net.pass_s(100.0)
         assert len(net.a.lost) == 1
         assert net.a.lost[0].check(ConnectionDone)
+
+
+@sync
+async def test_deadlines_end_with_the_transport_even_if_the_peer_keeps_its_half_open() -> None:
+    async with Net() as net:
+        directlyProvides(net.b, IHalfCloseableProtocol)
+        net.b.readConnectionLost = lambda: None  # type: ignore[attr-defined]
+        net.t.set_deadline(net.after(20.0))
+        net.t.loseConnection()
+        net.pass_s(1.0)
+        assert net.a.lost[0].type is ConnectionDone
+        net.pass_s(20.0)
+        assert not net.b.lost
+        net.pass_s(2 * LINGER_S)
+        assert net.b.lost

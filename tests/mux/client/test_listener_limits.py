@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import pytest_twisted
 from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IHalfCloseableProtocol
 from twisted.internet.protocol import Factory
-from zope.interface import implementer
+from zope.interface import directlyProvides, implementer
 
 from dmsg.clients.access import AllowKeys
 from dmsg.clients.limits import ListenerLimits
@@ -81,6 +82,15 @@ class SlowList(Slow):
         return remote in self.keys
 
 
+class Greeting(ConformanceProtocol):
+    """Says hello and closes."""
+
+    def connectionMade(self) -> None:
+        super().connectionMade()
+        self.transport.write(b"hello")  # type: ignore[union-attr]
+        self.transport.loseConnection()  # type: ignore[union-attr]
+
+
 # --- open transports ---------------------------------------------------------------------------------------------------
 
 
@@ -130,6 +140,24 @@ async def test_a_full_listener_closes_what_is_unused_for_a_newcomer() -> None:
         await net.wait(used.when_lost())
         await net.settle()
         await net.open(net.carol)
+
+
+@sync
+async def test_what_the_application_has_closed_and_its_peer_keeps_open_gives_way_as_well() -> None:
+    """The listener greets each peer and closes. It is told of the end at once, but the transport is there for a while."""
+    async with Net() as net:
+        net.serve(limits=ListenerLimits(open_transports=1), end=Greeting)
+        stays = ConformanceProtocol()
+        directlyProvides(stays, IHalfCloseableProtocol)
+        stays.readConnectionLost = lambda: None  # type: ignore[attr-defined]
+        transport = await net.wait(net.carol.dial(net.bob.public_key))
+        transport.attach(stays)
+        await net.settle()
+        assert (stays.received, stays.lost, len(net.built[0].lost)) == (b"hello", [], 1)
+        guest = await net.open(net.alice)
+        assert guest.received == b"hello"
+        [lost] = stays.lost
+        assert isinstance(lost.value.cause, DeadlineExceeded)  # type: ignore[union-attr]
 
 
 @sync
