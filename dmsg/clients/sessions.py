@@ -174,6 +174,7 @@ class RelaySession(ABC, Generic[U, T]):
         was_ready, self.is_ready = self.is_ready, False
         if was_ready:  # before the streams end, so that a dial made because of that does not get this session
             self._user.session_lost(self, loss)
+        self.flushed(shell)  # if the record counter was used up, writers may go on although nothing was written
         self.end_streams(loss)
         if not was_ready and not self.ready.called:
             self.ready.errback(StageError("handshake", self.why_not_admitted(error), error or reason.value))

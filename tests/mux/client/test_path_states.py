@@ -20,6 +20,7 @@ from dmsg.glue.transport_state import TransportState
 from dmsg.mux.client.service import ClientConfig, DmsgClient
 from dmsg.mux.client.transport import PATH_TRANSITIONS, DmsgTransport, PathState
 from dmsg.mux.core.limits import ConnectionConfig
+from dmsg.mux.core.record import COUNTER_LIMIT
 from dmsg.mux.core.wire import CLOSE, FWD, REQUEST, CloseReason
 from dmsg.testing.conformance import ConformanceProtocol
 from dmsg.testing.hostile import HostileNetwork, HostileRelay, RelayFrame, drop
@@ -264,6 +265,18 @@ async def test_a_writer_that_was_paused_goes_on_on_the_next_path_whatever_else_i
         net.heal()
         net.b.transport.resumeProducing()
         await net.wait(net.b.when_received(52_001))
+
+
+@sync
+async def test_a_writer_goes_on_after_the_connection_could_not_send_what_made_room_for_it() -> None:
+    """The record counter is used up just then."""
+    async with Net(ConnectionConfig(pause_bytes=2_000, resume_bytes=1_000)) as net:
+        [session] = net.alice.pool.sessions.values()
+        session.connection._records._sent = COUNTER_LIMIT
+        producer = PushProducer(net.t, net.reactor, total=50_000, piece=2_500)
+        producer.start()
+        await net.wait(net.b.when_received(50_000))
+        assert net.alice.pool.sessions[session.server] is not session
 
 
 @pytest.mark.parametrize("apart", [True, False], ids=["apart", "in one read"])
