@@ -193,6 +193,7 @@ class DmsgTransport(RelayTransport[Stream], StreamOwner):
 
         ``peer_received_bytes`` is what the peer says it has, ``told_bytes`` what we told it that we have.
         """
+        self._resume_error = None
         old = self.stream
         old.owner = UNOWNED  # data that still comes on the old path in the same read is dropped
         if not self.detached:
@@ -204,11 +205,11 @@ class DmsgTransport(RelayTransport[Stream], StreamOwner):
             link.connection.abort(stream, fault.code)
             link.flush_soon()
             stream.let_go()
-            self.give_up(IntegrityError("the peer claims to have what was never sent", by="local"), fault.code)
+            claim = "the peer claims to have what was never sent, or to miss what it has acknowledged"
+            self.give_up(IntegrityError(claim, by="local"), fault.code)
             return
         if self.detached:
             self._move_path(PathState.CARRIED)
-        self._resume_error = None
         self._stop_grace()
         self._carrier = link
         self._run_on(stream, link.connection, link.flush_soon)

@@ -19,6 +19,7 @@ from dmsg.glue.deadlines import LINGER_S
 from dmsg.glue.transport_state import TransportState
 from dmsg.mux.client.service import ClientConfig, DmsgClient
 from dmsg.mux.client.transport import PATH_TRANSITIONS, DmsgTransport, PathState
+from dmsg.mux.core.errors import IntegrityError
 from dmsg.mux.core.limits import ConnectionConfig
 from dmsg.mux.core.record import COUNTER_LIMIT
 from dmsg.mux.core.wire import CLOSE, FWD, REQUEST, CloseReason
@@ -277,6 +278,17 @@ async def test_a_writer_goes_on_after_the_connection_could_not_send_what_made_ro
         producer.start()
         await net.wait(net.b.when_received(50_000))
         assert net.alice.pool.sessions[session.server] is not session
+
+
+@sync
+async def test_an_impossible_claim_is_the_reason_and_not_the_search_that_failed_before() -> None:
+    async with Net() as net:
+        net.cut()
+        net.reactor.advance(1.0)
+        net.b.transport.stream.received_bytes = 7  # Bob is about to claim that he has what Alice never sent
+        net.heal()
+        await net.wait(net.a.when_lost())
+        assert isinstance(net.a.lost[0].value.cause, IntegrityError)
 
 
 @pytest.mark.parametrize("apart", [True, False], ids=["apart", "in one read"])
