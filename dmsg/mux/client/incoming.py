@@ -101,8 +101,9 @@ class IncomingTransport(StreamOwner, ServiceOffer[DmsgPort]):
             self._choose(self._services.port(""), plain=True)
 
     def _await_upgrade(self) -> None:
-        # a peer that promises end-to-end security brings its handshake in the first FWD; otherwise it is not that peer
-        if not self._services:
+        # a peer that promises end-to-end security brings its handshake in the first FWD; otherwise it is not that peer. Only the
+        # handshake tells whether it wants a service or goes on with a transport
+        if not self._services and not self._client.resumable.may_resume(self.stream.remote):
             self._refuse(CloseReason.NO_SUCH_SERVICE)
         elif self._hold(self._services.arrivals):
             self._session.connection.accept_for_upgrade(self._plain)

@@ -19,6 +19,7 @@ from dmsg.glue.deadlines import LINGER_S
 from dmsg.glue.transport_state import TransportState
 from dmsg.mux.client.service import ClientConfig, DmsgClient
 from dmsg.mux.client.transport import PATH_TRANSITIONS, DmsgTransport, PathState
+from dmsg.mux.core.e2e_negotiation import Security
 from dmsg.mux.core.errors import IntegrityError
 from dmsg.mux.core.limits import ConnectionConfig
 from dmsg.mux.core.record import COUNTER_LIMIT
@@ -27,6 +28,7 @@ from dmsg.testing.conformance import ConformanceProtocol
 from dmsg.testing.hostile import HostileNetwork, HostileRelay, RelayFrame, drop
 from dmsg.testing.memory import MemoryNetwork
 from dmsg.testing.probes import PushProducer
+from tests.worlds import AliceAndBob
 
 sync = pytest_twisted.ensureDeferred
 GRACE_S = 5.0
@@ -289,6 +291,24 @@ async def test_an_impossible_claim_is_the_reason_and_not_the_search_that_failed_
         net.heal()
         await net.wait(net.a.when_lost())
         assert isinstance(net.a.lost[0].value.cause, IntegrityError)
+
+
+@pytest.mark.parametrize("extended", [True, False], ids=["extended relay", "base relay"])
+@sync
+async def test_a_transport_goes_on_after_its_listener_has_stopped(extended: bool) -> None:
+    async with AliceAndBob(extended=extended) as net:
+        port = net.serve()
+        transport = await net.wait(net.alice.dial(net.bob.public_key, security=Security.E2E))
+        transport.attach(ConformanceProtocol())
+        net.reactor.advance(0.0)
+        await net.wait(port.stopListening())
+        first = transport.stream
+        net.relay.cut(net.alice.public_key)
+        net.reactor.advance(0.1)
+        transport.write(b"after")
+        await net.wait(net.built[0].when_received(5))
+        assert transport.stream is not first
+        transport.abortConnection()
 
 
 @pytest.mark.parametrize("apart", [True, False], ids=["apart", "in one read"])
