@@ -8,6 +8,8 @@ proved itself (:ref:`spec-confirmation`). While the offer waits for one of these
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
 from typing import Protocol as TypingProtocol
 
 from twisted.internet.defer import Deferred, ensureDeferred
@@ -148,11 +150,7 @@ class IncomingTransport(StreamOwner, ServiceOffer[DmsgPort]):
         self._resumed = transport
         self._told_bytes = attempts.tell_bytes()
         ours = Resume(resume.token, self._told_bytes)
-        try:
-            self._path, displaced = self._session.connection.accept_path(self._plain, ours, attempts)
-        except DmsgError as error:
-            self._refuse(getattr(error, "code", CloseReason.MALFORMED))
-            return
+        self._path, displaced = self._session.connection.accept_path(self._plain, ours, attempts)
         self._attempts = attempts
         self._accepted(self._path)
         if displaced is not None:
@@ -171,6 +169,13 @@ class IncomingTransport(StreamOwner, ServiceOffer[DmsgPort]):
             self._refuse(CloseReason.ACCESS_DENIED)
 
     # --- the application's decision --------------------------------------------------------------------------------
+
+    def _decide(self, decision: Deferred[Any], then: Callable[[object], None]) -> None:
+        def answered(answer: object) -> None:
+            if self.stream.state is not StreamState.CLOSED:
+                then(answer)  # otherwise it was taken back in the read that is being handled, and is told so next
+
+        super()._decide(decision, answered)
 
     def _choose(self, port: DmsgPort | None, *, plain: bool) -> None:
         remote = self.stream.remote
@@ -198,14 +203,10 @@ class IncomingTransport(StreamOwner, ServiceOffer[DmsgPort]):
     # --- sealed ----------------------------------------------------------------------------------------------------
 
     def _accept(self) -> None:
-        try:
-            stream = self._session.connection.accept(self._plain)
-        except DmsgError as error:
-            self._refuse(getattr(error, "code", CloseReason.MALFORMED))
-        else:
-            if self._port is not None:
-                self._unproved = self._client.unproved.add(self, stream, self._port)
-            self._accepted(stream)
+        stream = self._session.connection.accept(self._plain)
+        if self._port is not None:
+            self._unproved = self._client.unproved.add(self, stream, self._port)
+        self._accepted(stream)
 
     def _accepted(self, stream: Stream) -> None:
         self.stream = stream

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import pytest_twisted
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.error import CannotListenError
 from twisted.internet.protocol import Factory
 from zope.interface import implementer
@@ -229,6 +229,36 @@ async def test_a_dialler_that_gives_up_takes_its_question_back() -> None:
         assert policy.cancelled == 1
         assert len(port.offers) == 0
         assert not net.built
+
+
+@pytest.mark.parametrize("security", ["hop", "e2e"])
+@sync
+async def test_an_offer_that_is_taken_back_while_the_policy_answers_is_over(security: str) -> None:
+    """The caller gives up right behind a message on which the callee's program lets it in."""
+    async with Net() as net:
+        policy = Slow()
+        port = net.serve(policy=policy, security=security)
+        talking = Deferred.fromCoroutine(net.alice.dial(net.bob.public_key, security=security))
+        await net.settle()
+        policy.answers[0].callback(True)
+        transport = await net.wait(talking)
+        await net.settle()
+        dialling = Deferred.fromCoroutine(net.alice.dial(net.bob.public_key, security=security))
+        await net.settle()
+        refused: list[str] = []
+        net.bob.refused = lambda remote, reason: refused.append(reason)  # type: ignore[method-assign]
+        net.built[0].on_data = lambda data: policy.answers[1].callback(True)
+        [session] = net.alice.pool.sessions.values()
+        transport.write(b"let me in")
+        session.shell.flush()
+        dialling.cancel()
+        with pytest.raises(CancelledError):
+            await dialling
+        await net.settle()
+        assert net.built[0].received == b"let me in"
+        assert len(net.built) == 1 and len(port.offers) == 0
+        assert (refused, policy.answers[1].result) == ([], None)
+        transport.abortConnection()
 
 
 @sync
