@@ -109,9 +109,6 @@ class DmsgTransport(RelayTransport[Stream], StreamOwner):
 
     def deadline_exceeded(self, what: str) -> None:
         """See :meth:`~dmsg.glue.stream_transport.StreamTransport.deadline_exceeded`."""
-        if self.state is TransportState.ENDED:  # the application was told, but the peer has not ended its side yet
-            self._abort_stream(AbortReason.DEADLINE)
-            return
         error = DeadlineExceeded(what, by="local")
         self._abort(Failure(TransportLost(error)), AbortReason.DEADLINE)
 
@@ -305,15 +302,22 @@ class DmsgTransport(RelayTransport[Stream], StreamOwner):
     def _close_stream(self) -> None:
         if self.stream.state is StreamState.CLOSED:
             self.stream.end()  # on another path, if one is found
-            self._deadlines.linger(self)
-            return
-        if self._carrier.connection.close(self.stream):
-            self.ended(CloseReason.NORMAL, local=True)
         else:
-            if self.stream.end_acked:
-                self.end_acked()
-            self._deadlines.linger(self)
-        self._flush_soon()
+            self._flush_soon()
+            if self._carrier.connection.close(self.stream):
+                self.ended(CloseReason.NORMAL, local=True)
+                return
+        if self.stream.end_acked:
+            self.end_acked()
+        self._deadlines.linger(self)
+
+    def _abort(self, reason: Failure, why: AbortReason) -> None:
+        if self.state is not TransportState.ENDED:
+            super()._abort(reason, why)
+        elif (
+            self.detached or why is AbortReason.DEADLINE
+        ):  # the application was told, and the peer has not ended its side
+            self._abort_stream(why)
 
     def _abort_stream(self, why: AbortReason) -> None:
         code = _CODES[why]

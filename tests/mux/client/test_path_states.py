@@ -293,6 +293,47 @@ async def test_an_impossible_claim_is_the_reason_and_not_the_search_that_failed_
         assert isinstance(net.a.lost[0].value.cause, IntegrityError)
 
 
+@sync
+async def test_who_has_nothing_more_to_lose_and_closes_without_a_path_has_a_clean_end() -> None:
+    """The peer has acknowledged all and the end behind it; only what it would have said further is missing."""
+    async with Net() as net:
+        directlyProvides(net.b, IHalfCloseableProtocol)
+        net.b.readConnectionLost = lambda: None  # type: ignore[attr-defined]
+        net.t.write(b"all of it")
+        net.t.loseWriteConnection()
+        net.reactor.advance(1.0)
+        assert net.t.stream.end_acked
+        net.cut()
+        net.t.loseConnection()
+        net.reactor.advance(0.0)
+        assert net.a.lost[0].type is ConnectionDone
+        assert net.t.path is PathState.LOST
+        net.heal()
+        net.reactor.advance(3.0)
+        net.b.transport.loseConnection()
+        await net.wait(net.b.when_lost())
+        assert net.b.lost[0].type is ConnectionDone, "the next path is found for the peer's sake"
+        assert net.t.path is PathState.OVER
+
+
+@sync
+async def test_a_client_that_stops_leaves_nothing_of_a_closed_transport_without_a_path() -> None:
+    async with Net() as net:
+        net.t.loseWriteConnection()
+        directlyProvides(net.b, IHalfCloseableProtocol)
+        net.b.readConnectionLost = lambda: None  # type: ignore[attr-defined]
+        net.reactor.advance(1.0)
+        net.cut()
+        net.t.loseConnection()
+        net.reactor.advance(0.0)
+        assert (net.t.state, net.t.path) == (TransportState.ENDED, PathState.LOST)
+        began = net.reactor.seconds()
+        await net.stop_client(net.alice)
+        assert net.t.path is PathState.OVER
+        assert net.reactor.seconds() - began < GRACE_S
+        net.heal()
+
+
 @pytest.mark.parametrize("extended", [True, False], ids=["extended relay", "base relay"])
 @sync
 async def test_a_transport_goes_on_after_its_listener_has_stopped(extended: bool) -> None:
