@@ -439,7 +439,7 @@ class StreamTransport(ABC, Generic[S]):
             self.guarded(cast(IHalfCloseableProtocol, self.protocol).readConnectionLost)
             if self.state is TransportState.BOTH_ENDED:
                 self.loseConnection()
-        elif self.producer is not None and self.state is TransportState.READ_ENDED:
+        elif self.producer is not None and self.state in WRITABLE:
             # the rest of the producer's data is cut off, and must not look complete to the peer
             self._abort(Failure(ConnectionDone()), AbortReason.APPLICATION)
         else:
