@@ -16,8 +16,8 @@ class ListenerLimits:
     #: Of those, offers of one key over one relay: half, so that no single key can take the place of another. More are refused
     #: as busy.
     offers_per_key: int = 128
-    #: Open transports. Above that, an unused transport (its peer has not sent a byte) is closed for a new one; if none is
-    #: unused, the new one is refused as busy.
+    #: Open transports. Above that, an unused transport (its peer has not sent a byte, or the application has closed it
+    #: and the peer has not) is closed for a new one; if none is unused, the new one is refused as busy.
     open_transports: int = 1_024
     #: Above this number, unused transports that have been idle for the time below are closed, starting with the key that
     #: holds most. It is three quarters of what a relay lets in to one client; the rest stays free for newcomers.

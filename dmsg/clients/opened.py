@@ -22,6 +22,10 @@ class Carried(TypingProtocol):
     def stream(self) -> CarriedStream:
         """The stream that carries it now."""
 
+    @property
+    def connected(self) -> bool:
+        """Whether the application has not been told of its end yet."""
+
 
 T = TypeVar("T", bound=Carried)
 
@@ -40,7 +44,8 @@ class OpenTransports(Generic[T]):
     """The open transports of one listener, within ``limits``.
 
     A transport moves when bytes of the peer arrive or the peer acknowledges some of ours. It is *unused* while its peer
-    has not sent a byte. Data that this side sends first, such as a greeting, does not count as use.
+    has not sent a byte. Data that this side sends first, such as a greeting, does not count as use. It is unused again once
+    the application has closed it and was told of the end, and only the peer keeps its half open.
     """
 
     __slots__ = ("_limits", "_uses")
@@ -100,7 +105,8 @@ class OpenTransports(Generic[T]):
         for number, (transport, use) in enumerate(self._uses.items()):
             stream = transport.stream
             held[stream.remote] += 1
-            if not stream.received_bytes and now - use.since_s >= idle_s:
+            is_used = stream.received_bytes and transport.connected
+            if not is_used and now - use.since_s >= idle_s:
                 unused[stream.remote].append((use.since_s, number, transport))
         heap = []
         for key, found in unused.items():

@@ -27,6 +27,10 @@ class ClientTransport(TypingProtocol):
         """The stream that carries it; it changes when the transport moves to another path."""
 
     @property
+    def connected(self) -> bool:
+        """Whether the application has not been told of its end yet."""
+
+    @property
     def security(self) -> str:
         """What the relay can read: ``"e2e"``, nothing; ``"hop"``, everything."""
 

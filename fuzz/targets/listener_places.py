@@ -82,6 +82,12 @@ class _Transport:
     stream: _Stream
     since_s: float
     moved: tuple[int, int] = field(default=(0, 0))
+    connected: bool = True
+
+    @property
+    def is_used(self) -> bool:
+        """Whether the peer has sent something, and the application has not closed."""
+        return self.connected and self.stream.received_bytes > 0
 
 
 class _Opened:
@@ -107,7 +113,11 @@ class _Opened:
                 case 0 | 1 | 2:
                     self.open(_REMOTES[what >> 3 & 3])
                 case 3 if self.transports:
-                    self.close(self.transports[(what >> 3) % len(self.transports)])
+                    one = self.transports[(what >> 3) % len(self.transports)]
+                    if what >> 7:  # the application has closed it, and its peer has not
+                        one.connected = False
+                    else:
+                        self.close(one)
                 case 4 | 5 if self.transports:
                     stream = self.transports[(what >> 3) % len(self.transports)].stream
                     if what & 1:
@@ -132,7 +142,7 @@ class _Opened:
             for one in chosen:
                 self.close(one)
             if not chosen:
-                assert all(one.stream.received_bytes for one in self.transports)
+                assert all(one.is_used for one in self.transports)
                 return
         one = _Transport(_Stream(remote), self.now)
         self.opened.add(one, self.now)
@@ -167,7 +177,7 @@ class _Opened:
         chosen: list[_Transport] = []
         while len(chosen) < count:
             held = Counter(one.stream.remote for one in left)
-            unused = [one for one in left if not one.stream.received_bytes and self.now - one.since_s >= idle_s]
+            unused = [one for one in left if not one.is_used and self.now - one.since_s >= idle_s]
             if not unused:
                 break
             most = max(held[one.stream.remote] for one in unused)

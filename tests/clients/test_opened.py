@@ -17,6 +17,7 @@ class Open:
     """A transport of ``remote``; as much as a listener looks at."""
 
     def __init__(self, remote, received=0, acked=0):
+        self.connected = True
         self.stream = SimpleNamespace(remote=remote, received_bytes=received, acked_bytes=acked)
 
 

@@ -87,8 +87,19 @@ class Greeting(ConformanceProtocol):
 
     def connectionMade(self) -> None:
         super().connectionMade()
+        self.greet()
+
+    def greet(self) -> None:
         self.transport.write(b"hello")  # type: ignore[union-attr]
         self.transport.loseConnection()  # type: ignore[union-attr]
+
+
+class Answering(Greeting):
+    """Does so once it was spoken to."""
+
+    def connectionMade(self) -> None:
+        self.on_data = lambda data: self.greet()
+        ConformanceProtocol.connectionMade(self)
 
 
 # --- open transports ---------------------------------------------------------------------------------------------------
@@ -142,19 +153,24 @@ async def test_a_full_listener_closes_what_is_unused_for_a_newcomer() -> None:
         await net.open(net.carol)
 
 
+@pytest.mark.parametrize("kind", [Greeting, Answering])
 @sync
-async def test_what_the_application_has_closed_and_its_peer_keeps_open_gives_way_as_well() -> None:
+async def test_what_the_application_has_closed_and_its_peer_keeps_open_gives_way_as_well(
+    kind: type[Greeting],
+) -> None:
     """The listener greets each peer and closes. It is told of the end at once, but the transport is there for a while."""
     async with Net() as net:
-        net.serve(limits=ListenerLimits(open_transports=1), end=Greeting)
+        net.serve(limits=ListenerLimits(open_transports=1), end=kind)
         stays = ConformanceProtocol()
         directlyProvides(stays, IHalfCloseableProtocol)
         stays.readConnectionLost = lambda: None  # type: ignore[attr-defined]
         transport = await net.wait(net.carol.dial(net.bob.public_key))
         transport.attach(stays)
+        if kind is Answering:
+            transport.write(b"good day")
         await net.settle()
         assert (stays.received, stays.lost, len(net.built[0].lost)) == (b"hello", [], 1)
-        guest = await net.open(net.alice)
+        guest = await net.open(net.alice, data=b"good day" if kind is Answering else b"")
         assert guest.received == b"hello"
         [lost] = stays.lost
         assert isinstance(lost.value.cause, DeadlineExceeded)  # type: ignore[union-attr]
