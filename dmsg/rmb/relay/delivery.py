@@ -256,15 +256,20 @@ class Delivery:
         counts.bytes += len(data)
 
     async def _accept(self, parcel: Parcel, connected_only: bool, is_asked: bool) -> int:
-        if connected_only and parcel.to not in self._switch.sessions and not await self._store.connected(parcel.to):
-            return _OFFLINE
-        if is_asked:
-            self._count(parcel.data)
-        problem = await self._attempt(self.keeper.keep(parcel.to, parcel.data, parcel.envelope))
+        problem = await self._attempt(self._keep(parcel, connected_only, is_asked))
         if problem is None:
             return _ACCEPTED
+        if problem is RelayProblem.OFFLINE:
+            return _OFFLINE
         self._switch.note(parcel.envelope.source.twin, problem)
         return _REFUSED if problem is RelayProblem.EXPIRED else _UNAVAILABLE
+
+    async def _keep(self, parcel: Parcel, connected_only: bool, is_asked: bool) -> RelayProblem | None:
+        if connected_only and parcel.to not in self._switch.sessions and not await self._store.connected(parcel.to):
+            return RelayProblem.OFFLINE
+        if is_asked:
+            self._count(parcel.data)
+        return await self.keeper.keep(parcel.to, parcel.data, parcel.envelope)
 
     def answer(self, envelope: Envelope, problem: RelayProblem) -> None:
         """Tell the sender of an undeliverable request why, wherever it is connected now. Other envelopes get no answer."""

@@ -1013,3 +1013,17 @@ def test_what_is_given_up_while_the_store_does_not_answer_is_refused_without_a_t
     accepting.addCallback(statuses.append)
     accepting.cancel()
     assert statuses == [503] and not logged_errors.events()
+
+
+@pytest.mark.parametrize("tags", ["", "fail-fast"])
+def test_while_a_shared_store_is_away_what_is_for_a_connected_session_is_refused_without_a_traceback(
+    world: World, monkeypatch: pytest.MonkeyPatch, logged_errors: Any, tags: str
+) -> None:
+    """Only the store can say whether the session is connected to another process."""
+    monkeypatch.setattr(world.store, "shared", True)
+    monkeypatch.setattr(world.store, "connected", lambda session: fail(StoreUnavailable("away")))
+    bob = world.connect(2)
+    envelope = bob.envelope(2, uid="a", tags=tags)
+    bob.leave()
+    assert accept(world, envelope, connected_only=not tags) == 503 and not logged_errors.events()
+    assert world.relay.switch.counts.refused == 1
