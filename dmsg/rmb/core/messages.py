@@ -17,7 +17,7 @@ from dmsg.errors import InvalidAddress
 from dmsg.http.errors import MalformedJson
 from dmsg.http.json_text import decode as decode_json
 from dmsg.rmb.core.address import SessionAddress
-from dmsg.rmb.core.errors import EnvelopeExpired, InvalidMessage
+from dmsg.rmb.core.errors import EnvelopeExpired, InvalidMessage, PeerCode
 from dmsg.rmb.core.lifetime import remaining, stamp
 from dmsg.rmb.core.limits import (
     MAX_COMMAND_BYTES,
@@ -29,6 +29,7 @@ from dmsg.rmb.core.limits import (
     MAX_TTL_S,
     MAX_TWIN,
     MAX_UID_BYTES,
+    READ_JSON_BYTES,
 )
 from dmsg.rmb.core.replies import bounded_text
 from dmsg.rmb.core.wire import Backlog, Envelope
@@ -47,6 +48,10 @@ class JsonError:
 
     code: int
     message: str
+
+
+#: What a caller gets in place of an answer that does not fit into an envelope.
+ANSWER_TOO_LARGE: Final = JsonError(PeerCode.OTHER, "other: the answer is too large")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,9 +210,14 @@ class OutgoingResponse:
 
     @classmethod
     def from_json(cls, data: bytes) -> OutgoingResponse:
-        """Parse ``data``; raises :class:`~dmsg.rmb.core.errors.InvalidMessage`. If there is an error, ``dat`` is ignored."""
-        members = _Members(data)
+        """Parse ``data``; raises :class:`~dmsg.rmb.core.errors.InvalidMessage`. If there is an error, ``dat`` is ignored.
+
+        A message that is too long becomes the error :data:`ANSWER_TOO_LARGE`.
+        """
+        members = _Members(data, may_be_long=True)
         error = members.error("err")
+        if error is None and len(data) > MAX_JSON_BYTES:
+            error = ANSWER_TOO_LARGE
         return cls(
             uid=members.optional("ref", MAX_UID_BYTES) or "",
             payload=members.payload() if error is None else b"",
@@ -313,11 +323,11 @@ def _error(error: JsonError | None) -> dict[str, Any] | None:
 class _Members:
     """The members of a message, each read with its bounds; unknown members are ignored."""
 
-    def __init__(self, data: bytes, reply_member: str = "") -> None:
+    def __init__(self, data: bytes, reply_member: str = "", *, may_be_long: bool = False) -> None:
         self._values: Mapping[str, Any] = {}
         self._reply_to, self._reference = "", None
         try:
-            values = decode_json(data, MAX_JSON_BYTES)
+            values = decode_json(data, READ_JSON_BYTES)
         except MalformedJson as error:
             raise self._invalid(str(error)) from None
         if not isinstance(values, dict):
@@ -327,6 +337,8 @@ class _Members:
             # Read these first, so that the sender can be told about errors in the others. If these are wrong, it is unknown.
             self._reply_to = self.text(reply_member, MAX_REFERENCE_BYTES)
             self._reference = self.optional("ref", MAX_REFERENCE_BYTES)
+        if len(data) > MAX_JSON_BYTES and not may_be_long:
+            raise self._invalid(f"longer than {MAX_JSON_BYTES} bytes")
         self.number("ver")
 
     def _invalid(self, problem: str) -> InvalidMessage:

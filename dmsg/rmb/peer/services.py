@@ -19,7 +19,7 @@ from dmsg.rmb.client.errors import CallError, EnvelopeTooLarge, RegistryFailed
 from dmsg.rmb.client.exchange import Accepted, Exchange
 from dmsg.rmb.core.errors import InvalidMessage, PeerCode
 from dmsg.rmb.core.limits import MAX_TTL_S
-from dmsg.rmb.core.messages import IncomingRequest, OutgoingResponse
+from dmsg.rmb.core.messages import ANSWER_TOO_LARGE, IncomingRequest, OutgoingResponse
 from dmsg.rmb.core.wire import Envelope
 from dmsg.rmb.peer.commands import KEEP_COMMAND_S, OWN, Commands, list_of
 from dmsg.rmb.peer.redis import RedisLists
@@ -201,8 +201,7 @@ class Services:
                 await self._send_in_time(envelope, size)
             except EnvelopeTooLarge:
                 refusal = Envelope(uid=envelope.uid, destination=envelope.destination)
-                refusal.error.code = PeerCode.OTHER
-                refusal.error.message = "other: the answer is too large"
+                refusal.error.code, refusal.error.message = ANSWER_TOO_LARGE.code, ANSWER_TOO_LARGE.message
                 await self._exchange.send(refusal)
         except CallError as error:
             self._complain("a service's answer was not sent: {why}", error.own_text)

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from dmsg.rmb.core.address import SessionAddress
 from dmsg.rmb.core.errors import EnvelopeExpired, InvalidMessage
-from dmsg.rmb.core.limits import MAX_DESTINATIONS, MAX_JSON_BYTES
+from dmsg.rmb.core.limits import MAX_DESTINATIONS, MAX_JSON_BYTES, READ_JSON_BYTES
 from dmsg.rmb.core.messages import (
+    ANSWER_TOO_LARGE,
     IncomingRequest,
     IncomingResponse,
     JsonError,
@@ -229,9 +230,21 @@ def test_a_list_is_no_message():
         OutgoingResponse.from_json(b"[]")
 
 
-def test_too_long_a_message_is_not_read():
-    with pytest.raises(InvalidMessage, match="longer than"):
-        OutgoingRequest.from_json(b" " * (MAX_JSON_BYTES + 1))
+def test_of_too_long_a_message_is_read_who_waits_for_the_answer():
+    text = text_of(REQUEST, ref="r", dat="A" * MAX_JSON_BYTES)
+    with pytest.raises(InvalidMessage, match=f"longer than {MAX_JSON_BYTES} bytes") as caught:
+        OutgoingRequest.from_json(text)
+    assert (caught.value.reply_to, caught.value.reference) == ("list", "r")
+    answer = OutgoingResponse.from_json(text_of(RESPONSE, dat="A" * MAX_JSON_BYTES))
+    assert answer.error == ANSWER_TOO_LARGE and not answer.payload
+    for kind in (IncomingRequest, IncomingResponse):
+        with pytest.raises(InvalidMessage, match="longer than"):
+            kind.from_json(text)
+
+
+def test_far_too_long_a_message_is_not_read():
+    with pytest.raises(InvalidMessage, match=f"longer than {READ_JSON_BYTES}"):
+        OutgoingRequest.from_json(bytes(READ_JSON_BYTES + 1))
 
 
 def test_each_destination_once():

@@ -126,6 +126,7 @@ async def test_each_destination_answers_by_itself(peer: Peer) -> None:
         ({"dst": "x"}, 101),
         ({"cmd": None}, 101),
         ({"exp": -1}, 101),
+        ({"dat": "A" * 2_000_000}, 101),
     ],
 )
 @pytest_twisted.ensureDeferred

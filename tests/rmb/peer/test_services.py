@@ -91,6 +91,15 @@ async def test_an_answer_that_is_too_large_becomes_an_error(peer: Peer) -> None:
 
 
 @pytest_twisted.ensureDeferred
+async def test_an_answer_that_is_too_long_a_message_becomes_an_error(peer: Peer) -> None:
+    await peer.push(REPLY, {**ANSWER, "dat": "A" * 2_000_000})
+    error = await refused(peer)
+    assert (error.code, error.message) == (500, "other: the answer is too large")
+    [answer] = peer.exchange.answers
+    assert (answer.uid, answer.destination.twin) == ("uid", 7)
+
+
+@pytest_twisted.ensureDeferred
 async def test_answers_stay_in_their_list_while_relays_do_not_take_those_that_there_are(peer: Peer) -> None:
     peer.exchange.takes_answers = False
     for number in range(4):
