@@ -14,6 +14,7 @@ from dmsg.rmb.core.errors import (
     EnvelopeExpired,
     EnvelopeRefused,
     MalformedEnvelope,
+    NoKeyHere,
     NoMessage,
     NoSenderKey,
     OverlongText,
@@ -199,7 +200,7 @@ class _Bus:
             is_plain = envelope.plain != b"" or kind == "request"
             return PlainRefused if is_plain and keys and not side.allow_plain else None, envelope.plain
         if not keys:
-            return NoSenderKey, b""
+            return NoSenderKey if side.encrypts else NoKeyHere, b""
         payload = self.ciphers.get((source, envelope.cipher))
         return (E2eError, b"") if payload is None else (None, payload)
 

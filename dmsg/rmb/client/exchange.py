@@ -387,8 +387,8 @@ class Exchange:
                 twin = await self._sender_of(envelope, number)
                 now_s = self._now_s()  # the registry may have taken long
                 payload = receiver.open(envelope, twin, now_s)
-                if envelope.HasField("request") and not self._may_answer(twin):
-                    raise wrong.NoSenderKey
+                if envelope.HasField("request") and not self._allow_plain:
+                    self._check_answerable(twin)
         except wrong.Replayed:
             if envelope.HasField("request"):
                 source = SessionAddress.of(envelope.source)
@@ -417,9 +417,12 @@ class Exchange:
                 raise
             return call.twin
 
-    def _may_answer(self, twin: Twin | None) -> bool:
-        """Whether an answer to ``twin`` could be sent: a request that cannot be answered should not be started."""
-        return self._allow_plain or (self._is_published and twin is not None and twin.pk is not None)
+    def _check_answerable(self, twin: Twin | None) -> None:
+        """Refuse a request if its answer could not be encrypted: it should not be started."""
+        if not self._is_published:
+            raise wrong.NoKeyHere
+        if twin is None or twin.pk is None:
+            raise wrong.NoSenderKey
 
     def _accepted(self, accepted: Accepted, signature: bytes, connection: RelayConnection) -> None:
         envelope = accepted.envelope

@@ -12,6 +12,7 @@ from dmsg.rmb.core.address import SessionAddress
 from dmsg.rmb.core.e2e import EncryptionKey
 from dmsg.rmb.core.errors import (
     EnvelopeExpired,
+    NoKeyHere,
     NoMessage,
     NoSenderKey,
     OverlongText,
@@ -166,7 +167,9 @@ class Receiver:
     def _decrypt(self, envelope: Envelope, their_pk: bytes | None) -> bytes:
         payload = envelope.WhichOneof("payload")
         if payload == "cipher":
-            if their_pk is None or self._encryption is None:
+            if self._encryption is None:
+                raise NoKeyHere
+            if their_pk is None:
                 raise NoSenderKey
             return self._encryption.decrypt(their_pk, envelope.cipher)
         # A plain answer or error may be empty. A plain request may not: with its signature alone it could be for another twin.

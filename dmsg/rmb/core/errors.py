@@ -168,6 +168,13 @@ class E2eError(EnvelopeRefused):
         self.problem = problem
 
 
+class NoKeyHere(E2eError):
+    """The receiver has published no key: it cannot decrypt, and its answer could not be encrypted."""
+
+    def __init__(self) -> None:
+        super().__init__("receiver twin has no public key")
+
+
 class PlainRefused(EnvelopeRefused):
     """Not encrypted, though both sides have keys: the signing key alone must not be enough to impersonate the twin."""
 

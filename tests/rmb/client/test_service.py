@@ -365,6 +365,16 @@ def test_a_request_that_could_be_answered_in_plain_text_only_is_refused_before_i
     assert handled == []
 
 
+def test_a_service_whose_own_key_is_not_published_does_not_say_that_the_caller_has_none(world: Any) -> None:
+    relay = world.relay()
+    world.registry.add(SERVICE, with_key=False)
+    world.client(SERVICE, relay, publish=False).service("echo")(echo)
+    caller = world.client(CALLER, relay, allow_plain=True)
+    with pytest.raises(CallRefused, match="receiver twin has no public key") as refused:
+        world.result(caller.call(SERVICE, "echo", b"x", timeout=5))
+    assert refused.value.code == PeerCode.ENCRYPTION
+
+
 def test_a_client_whose_own_key_is_not_published_says_so(world: Any) -> None:
     relay = world.relay()
     world.registry.add(SERVICE)

@@ -14,6 +14,7 @@ from dmsg.rmb.core.errors import (
     E2eError,
     EnvelopeExpired,
     EnvelopeRefused,
+    NoKeyHere,
     NoMessage,
     NoSenderKey,
     OverlongText,
@@ -165,8 +166,9 @@ def test_what_cannot_be_decrypted():
     with pytest.raises(NoSenderKey) as caught:
         taken(sealed(request()), sender=WITHOUT_PK)
     assert caught.value.code == 105
-    with pytest.raises(NoSenderKey):
+    with pytest.raises(NoKeyHere) as caught:
         taken(sealed(request()), receiver(None))
+    assert (caught.value.code, caught.value.text) == (106, "e2e error: receiver twin has no public key")
     with pytest.raises(E2eError) as caught:
         taken(sealed(request(), THEIR_SECRET.public_key))
     assert (caught.value.code, caught.value.text) == (106, "e2e error: invalid cipher data")
