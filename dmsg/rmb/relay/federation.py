@@ -410,6 +410,7 @@ class Federation:
             if self._sweeping is not None:
                 self._sweeping.cancel()
                 self._sweeping = None
+            self._forget_lanes()
             self._idle.fire(None)
 
     def _charge(self, outgoing: Outgoing, relay: str) -> None:
@@ -444,17 +445,21 @@ class Federation:
     def _sweep(self) -> None:
         """Give up envelopes that have expired while waiting, and forget idle lanes without recent failures."""
         self._sweeping = None
-        unix_s, now = self._unix_time(), self._clock.seconds()
+        unix_s = self._unix_time()
         expired = list(islice((one for one in self._outstanding if one.expires_at <= unix_s), _AT_ONCE))
         for outgoing in expired:
             self._give_up(outgoing, RelayProblem.EXPIRED)
+        if self._outstanding:
+            self._forget_lanes()
+            pause_s = 0.0 if len(expired) == _AT_ONCE else _SWEPT_EVERY_S
+            self._sweeping = self._clock.callLater(pause_s, self._sweep)
+
+    def _forget_lanes(self) -> None:
+        now = self._clock.seconds()
         for relay, lane in list(self._lanes.items()):
             self._tell_rank(relay, lane, now)
             if not lane.told_rate and not lane.busy and not lane.closed(now):
                 del self._lanes[relay]
-        if self._outstanding:
-            pause_s = 0.0 if len(expired) == _AT_ONCE else _SWEPT_EVERY_S
-            self._sweeping = self._clock.callLater(pause_s, self._sweep)
 
 
 def _reason(statuses: list[int]) -> Reason:

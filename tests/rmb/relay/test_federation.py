@@ -744,6 +744,16 @@ def test_what_has_expired_is_not_kept_until_a_slow_relay_has_answered_to_what_ca
     assert sum(type(one) is Outgoing for one in gc.get_objects()) <= 20 + bench.federation.limits.posts_per_relay
 
 
+def test_nothing_is_kept_of_relays_that_have_taken_what_was_for_them(bench: Bench) -> None:
+    """Also where one envelope at a time is under way, and never for a second."""
+    for number in range(100):
+        bench.submit(str(number), f"r{number}", twin=number + 1)
+        bench.pass_time(0.5)
+    gc.collect()
+    assert bench.federation.accepted == 100
+    assert sum(type(one) is Lane for one in gc.get_objects()) <= 1
+
+
 def test_posts_to_all_relays_are_bounded_and_relays_take_turns() -> None:
     bench = Bench(posts=8)
     names = [f"slow{number}" for number in range(20)]
