@@ -54,7 +54,7 @@ class NotConnected(CallError):
     def __init__(self, target: SessionAddress, problems: Mapping[str, str]) -> None:
         self.problems = MappingProxyType(dict(problems))
         what = "; ".join(f"{url}: {problem}" for url, problem in self.problems.items())
-        super().__init__(target, f"not connected to a relay ({what or 'none is known'})")
+        super().__init__(target, f"no relay has taken the request ({what})")
 
 
 class CallRefused(CallError):

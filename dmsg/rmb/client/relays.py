@@ -123,8 +123,8 @@ class Relays:
         await DeferredList([ensureDeferred(connection.stop()) for connection in self.connections])
 
     def problems(self) -> dict[str, str]:
-        """The problem of each relay that is not connected, by URL."""
-        return {one.url: one.problem for one in self.connections if not one.is_connected}
+        """The problem of each relay that takes nothing now, by URL: it is not connected, or too much waits for it."""
+        return {one.url: one.problem or "takes nothing more" for one in self.connections if not one.has_room}
 
     def places(self) -> list[str]:
         """The hosts of the relays, with a port unless it is the default port."""

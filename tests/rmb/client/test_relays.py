@@ -258,6 +258,18 @@ def test_a_relay_whose_name_no_certificate_can_have_is_tried_again_and_said_why(
     assert raised.value.problems == {"wss://xn--a.example": "host not found"}
 
 
+def test_what_a_relay_that_reads_nothing_could_not_take_says_so(world: Any) -> None:
+    relay = world.relay()
+    world.registry.add(SERVICE)
+    caller = world.client(CALLER, relay)
+    relay.sessions[SessionAddress(CALLER)].hold("test", True)
+    for _ in range(4):
+        ensureDeferred(caller.call(SERVICE, "echo", bytes(700_000), timeout=30)).addErrback(lambda failure: None)
+    with pytest.raises(NotConnected, match="takes nothing more") as raised:
+        world.result(caller.call(SERVICE, "echo", b"x", timeout=5), 6)
+    assert list(raised.value.problems) == [relay.url]
+
+
 @pytest.mark.parametrize(
     "url",
     ["http://relay", "https://relay:443", "ws://", "ws://user@relay", "ws://relay/?token", "relay:80", "ws://relay#x"],
