@@ -157,7 +157,10 @@ class NoTwin(DmsgError):
 
 
 class Refusal(DmsgError):
-    """Raised by a handler to answer with an error: ``code`` and ``text`` go to the caller as they are, unencrypted."""
+    """Raised by a handler to answer with an error: ``code`` and ``text`` go to the caller as they are, unencrypted.
+
+    A ``code`` is a number from 0 to 2**32 - 1; with any other one the command counts as failed.
+    """
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(f"{code}: {text}")

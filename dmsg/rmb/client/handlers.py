@@ -159,14 +159,18 @@ class Handlers:
 
     async def _answer(self, request: Request, respond: Respond, ends_at: float) -> None:
         try:
-            answer: object = await self._handlers[request.command](request)
-            # memoryview() accepts only objects that hold bytes: bytes(5) would silently make five zero bytes.
-            respond(answer if isinstance(answer, Reply) else Reply(bytes(memoryview(answer))))  # type: ignore[arg-type]
-        except Refusal as refusal:
-            respond(refusal)
+            respond(await self._outcome(request))
         except CancelledError:
             if self._stopped or self._clock.seconds() < ends_at:  # otherwise the request has expired
                 respond(_FAILED)
         except Exception:  # a handler of the application may raise anything, and its caller is told
             _log.failure("a handler of the command {command} failed", command=request.command)
             respond(_FAILED)
+
+    async def _outcome(self, request: Request) -> Reply | Refusal:
+        try:
+            answer: object = await self._handlers[request.command](request)
+        except Refusal as refusal:
+            return refusal
+        # memoryview() accepts only objects that hold bytes: bytes(5) would silently make five zero bytes.
+        return answer if isinstance(answer, Reply) else Reply(bytes(memoryview(answer)))  # type: ignore[arg-type]

@@ -130,6 +130,20 @@ def test_a_handler_can_refuse(world: Any) -> None:
     assert refused.value.code == 4711
 
 
+@pytest.mark.parametrize("code", [-1, 2**32, "404"])
+def test_a_handler_that_refuses_with_what_is_no_code_fails(world: Any, logged_errors: Any, code: Any) -> None:
+    _, service, caller = pair(world)
+
+    @service.service("never")
+    async def never(request: Request) -> bytes:
+        raise Refusal(code, "not today")
+
+    with pytest.raises(CallRefused) as refused:
+        world.result(caller.call(SERVICE, "never", timeout=5))
+    assert refused.value.code == PeerCode.HANDLER_FAILED
+    assert len(logged_errors.flush(ValueError, TypeError)) == 1
+
+
 def test_what_a_handler_raises_is_logged_and_not_told(world: Any, logged_errors: Any) -> None:
     _, service, caller = pair(world)
 
