@@ -97,6 +97,10 @@ class RelayConnection:
         self.heard_at = 0.0
         #: Counts since it connected.
         self.envelopes_in = self.envelopes_out = self.bytes_in = self.bytes_out = 0
+        #: Messages of so many bytes are too long for the relay, as it said when it closed the last connection.
+        self.too_long_bytes = float("inf")
+        #: The longest message sent since it connected.
+        self._longest_bytes = 0
         self._clock = clock
         self._owner = owner
         self._connect = connect
@@ -167,6 +171,7 @@ class RelayConnection:
         self._shell = shell
         self._is_held, self._reads_since = False, float("-inf")
         self._replaced = False
+        self._longest_bytes = 0
         self.problem = ""
         self.since_s = self.heard_at = self._clock.seconds()
         self.handshake_s = self.since_s - began_s
@@ -233,6 +238,7 @@ class RelayConnection:
         shell.core.send(message)
         self.envelopes_out += 1
         self.bytes_out += len(message)
+        self._longest_bytes = max(self._longest_bytes, len(message))
         shell.flush_soon()
         self._sent_at = self._clock.seconds()
         if self._probe is None:
@@ -284,6 +290,8 @@ class RelayConnection:
                 self._owner.received(self, event)
             elif isinstance(event, Closed):
                 self._replaced = event.code == CloseCode.REPLACED
+                longest = self._longest_bytes if event.code == CloseCode.TOO_BIG else 0
+                self.too_long_bytes = min(self.too_long_bytes, longest) if longest else float("inf")
                 self.reason = Reason.REPLACED if self._replaced else Reason.CLOSED_BY_SERVER
                 self.problem = f"closed by the relay with code {event.code}: {_printable(event.reason)}"
 

@@ -51,6 +51,7 @@ from dmsg.rmb.core.e2e import EncryptionKey
 from dmsg.rmb.core.keys import TwinKey
 from dmsg.rmb.core.lifetime import remaining
 from dmsg.rmb.core.limits import DEFAULT_TTL_S, MAX_ENVELOPE_BYTES
+from dmsg.rmb.core.messages import ANSWER_TOO_LARGE
 from dmsg.rmb.core.replies import bounded_text, error_reply, response
 from dmsg.rmb.core.sender import Sender
 from dmsg.rmb.core.token import make_token
@@ -278,8 +279,14 @@ class Exchange:
         data = self._seal(envelope, twin, call.target)
         again = Again.NEVER if once else Again.ALWAYS
         call.parcel = Parcel(data, ends_at, again=again, prefer=twin.relays)
+        call.parcel.too_long = partial(self._request_too_long, envelope.uid, len(data))
         self.relays.post(call.parcel)
         return await call.answer
+
+    def _request_too_long(self, uid: str, size_bytes: int) -> None:
+        call = self._calls.get(uid)
+        if call is not None:
+            call.fail(EnvelopeTooLarge(call.target, size_bytes))
 
     async def _look_up(self, target: SessionAddress) -> Twin:
         if self._sender is None:
@@ -328,7 +335,16 @@ class Exchange:
             raise TooMuchUnderWay(target)
         ends_at = self._clock.seconds() + answer.expiration
         parcel = Parcel(data, ends_at, again=Again.IF_UNCERTAIN, prefer=twin.relays)
+        if answer.HasField("response"):
+            parcel.too_long = partial(self._answer_too_long, answer.uid, target, twin)
         self._answers.post(target, answer.uid, parcel)
+
+    def _answer_too_long(self, uid: str, target: SessionAddress, twin: Twin) -> None:
+        """No relay takes so long an answer: send an error in its place."""
+        refusal = Envelope(uid=uid)
+        target.write_to(refusal.destination)
+        refusal.error.code, refusal.error.message = ANSWER_TOO_LARGE.code, ANSWER_TOO_LARGE.message
+        self._post_answer(refusal, twin)
 
     def _seal(self, envelope: Envelope, twin: Twin, target: SessionAddress) -> bytes:
         assert self._sender is not None

@@ -38,7 +38,7 @@ class Parcel:
     relay when the one that carried it is lost.
     """
 
-    __slots__ = ("again", "data", "expires_at", "prefer", "refused_by", "relays", "sent_at", "via", "waits")
+    __slots__ = ("again", "data", "expires_at", "prefer", "refused_by", "relays", "sent_at", "too_long", "via", "waits")
 
     def __init__(self, data: bytes, expires_at: float, *, again: Again, prefer: Sequence[str] = ()) -> None:
         self.data = data
@@ -54,6 +54,12 @@ class Parcel:
         self.refused_by: set[RelayConnection] = set()
         #: Called whenever it begins or ceases to wait for a relay.
         self.waits: Callable[[bool], object] = lambda waits: None
+        #: Called if it is not sent because it is too long for all relays.
+        self.too_long: Callable[[], object] = lambda: None
+
+    def suits(self, connection: RelayConnection) -> bool:
+        """Whether it may go over ``connection``, which has not refused it or another one of its length."""
+        return connection not in self.refused_by and len(self.data) < connection.too_long_bytes
 
 
 class RelaysOwner(TypingProtocol):
@@ -140,13 +146,15 @@ class Relays:
     def post(self, parcel: Parcel) -> None:
         """Send ``parcel`` over a relay, now or as soon as one is connected and has room."""
         connection = self._choose(parcel)
-        if connection is None:
+        if connection is not None:
+            self._send(parcel, connection)
+        elif self._is_too_long(parcel):
+            parcel.too_long()
+        else:
             self._waiting[parcel] = None
             parcel.waits(True)
             for one in self.connections:
                 one.hurry()
-        else:
-            self._send(parcel, connection)
 
     def post_again(self, parcel: Parcel) -> bool:
         """Send ``parcel`` once more; ``False`` if it still waits for a relay."""
@@ -166,7 +174,7 @@ class Relays:
         parcel.refused_by.add(refused_by)
         if parcel.via is not None and parcel.via is not refused_by and parcel.via not in parcel.refused_by:
             return True  # it is on its way over another relay already
-        if not any(one.is_connected and one not in parcel.refused_by for one in self.connections):
+        if not any(one.is_connected and parcel.suits(one) for one in self.connections):
             return False
         self.drop(parcel)
         self.post(parcel)
@@ -181,7 +189,7 @@ class Relays:
             parcel.via = None
 
     def _choose(self, parcel: Parcel) -> RelayConnection | None:
-        free = [one for one in self.connections if one.has_room and one not in parcel.refused_by]
+        free = [one for one in self.connections if one.has_room and parcel.suits(one)]
         if len(free) > 1:
             free = [one for one in free if not one.is_doubtful] or free
         if len(free) > 1:
@@ -190,6 +198,9 @@ class Relays:
                     if wanted in (one.url, one.place, one.host):
                         return one
         return free[0] if free else None
+
+    def _is_too_long(self, parcel: Parcel) -> bool:
+        return all(len(parcel.data) >= one.too_long_bytes for one in self.connections)
 
     def _send(self, parcel: Parcel, connection: RelayConnection) -> None:
         parcel.via = connection
@@ -210,6 +221,9 @@ class Relays:
             if connection is not None:
                 self._send(parcel, connection)
                 self._begone(parcel)
+            elif self._is_too_long(parcel):
+                self._begone(parcel)
+                parcel.too_long()
             elif not any(one.has_room for one in self.connections):
                 return
 
@@ -256,9 +270,12 @@ class Relays:
         certain_until = connection.heard_at - _CERTAIN_S
         now = self._clock.seconds()
         for parcel in parcels:
-            again = parcel.again is Again.ALWAYS
-            if parcel.again is Again.IF_UNCERTAIN:
+            if len(parcel.data) >= connection.too_long_bytes:
+                again = True  # it has certainly not arrived
+            elif parcel.again is Again.IF_UNCERTAIN:
                 again = parcel.sent_at >= certain_until
+            else:
+                again = parcel.again is Again.ALWAYS
             if again and parcel.expires_at > now:
                 self.drop(parcel)
                 self.post(parcel)

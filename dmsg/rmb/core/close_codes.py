@@ -9,6 +9,8 @@ class CloseCode(IntEnum):
     """Why a relay closes a session: codes of the private range of WebSocket, and those of the standard."""
 
     GOING_AWAY = 1001
+    #: A message is longer than the relay takes.
+    TOO_BIG = 1009
     #: A newer connection of the same twin has the same name.
     REPLACED = 4001
     #: The client sent a message that is not an envelope.

@@ -14,7 +14,7 @@ from twisted.internet.defer import ensureDeferred
 from twisted.internet.ssl import Certificate, DefaultOpenSSLContextFactory
 
 from dmsg.glue.websocket import connect_websocket
-from dmsg.rmb.client.errors import CallRefused, NotConnected
+from dmsg.rmb.client.errors import CallRefused, EnvelopeTooLarge, NotConnected
 from dmsg.rmb.client.service import RmbClient
 from dmsg.rmb.core.address import SessionAddress
 from dmsg.rmb.core.errors import RelayProblem
@@ -33,7 +33,7 @@ CALLER, SERVICE = 1, 2
 class RealRelay:
     """A relay at ``relay-PORT:PORT`` of the network in memory."""
 
-    def __init__(self, world: Any, port: int, limit: Limit | None) -> None:
+    def __init__(self, world: Any, port: int, limit: Limit | None, max_message_bytes: int) -> None:
         self.url = f"ws://127.0.0.1:{port}"
         self.port = port
         self._world = world
@@ -45,6 +45,7 @@ class RealRelay:
             domains=frozenset({f"127.0.0.1:{port}"}),
             limits=RelayLimits(),
             limit=limit,
+            max_message_bytes=max_message_bytes,
             unix_time=world.now_s,
         )
         self._relay.startService()
@@ -64,11 +65,11 @@ class RealRelay:
 
 @pytest.fixture
 def real(world: Any) -> Iterator[Callable[..., RealRelay]]:
-    """``real(port=9000, limit=None)``: a relay, until the test ends."""
+    """``real(port=9000, …)``: a relay, until the test ends."""
     relays: list[RealRelay] = []
 
-    def make(port: int = 9000, limit: Limit | None = None) -> RealRelay:
-        relays.append(RealRelay(world, port, limit))
+    def make(port: int = 9000, limit: Limit | None = None, max_message_bytes: int = MAX_ENVELOPE_BYTES) -> RealRelay:
+        relays.append(RealRelay(world, port, limit, max_message_bytes))
         return relays[-1]
 
     yield make
@@ -83,6 +84,37 @@ def test_calls_are_answered_whatever_their_size(world: Any, real: Any) -> None:
     caller = world.client(CALLER, relay, session="s")
     for size in (0, 1, 100, 70_000, MAX_ENVELOPE_BYTES - 300):
         assert world.result(caller.call(SERVICE, "echo", bytes(size), timeout=5)).data == bytes(size)
+
+
+def test_what_is_too_long_for_a_relay_fails_and_holds_up_nothing_else(world: Any, real: Any) -> None:
+    """The relay closes the connection, and would do so again and again if it were sent the same message again."""
+    relay = real(max_message_bytes=10_000)
+    service, caller = world.client(SERVICE, relay), world.client(CALLER, relay, session="s")
+    serve(service)
+
+    @service.service("much")
+    async def much(request: Any) -> bytes:
+        return bytes(20_000)
+
+    too_long = [ensureDeferred(caller.call(SERVICE, "echo", bytes(size), timeout=60)) for size in (11_000, 12_000)]
+    too_long.append(ensureDeferred(caller.call(SERVICE, "echo", bytes(13_000), timeout=60, once=True)))
+    answer = ensureDeferred(caller.call(SERVICE, "much", timeout=60))
+    others = [ensureDeferred(caller.call(SERVICE, "echo", b"%d" % one, timeout=60)) for one in range(10)]
+    world.settle(20)
+    assert [world.result(call, 0).data for call in others] == [b"%d" % one for one in range(10)]
+    for call in too_long:
+        with pytest.raises(EnvelopeTooLarge):
+            world.result(call, 0)
+    with pytest.raises(CallRefused, match="the answer is too large"):
+        world.result(answer, 0)
+    assert world.result(caller.call(SERVICE, "echo", b"x", timeout=1)).data == b"x"
+
+
+def test_what_is_too_long_for_one_relay_goes_over_another_one(world: Any, real: Any) -> None:
+    strict, lax = real(9000, max_message_bytes=10_000), real(9001)
+    serve(world.client(SERVICE, strict, lax))
+    caller = world.client(CALLER, strict, lax, session="s")
+    assert world.result(caller.call(SERVICE, "echo", bytes(20_000), timeout=20), 20).data == bytes(20_000)
 
 
 def test_when_one_of_two_relays_dies_every_call_is_answered_once(world: Any, real: Any) -> None:
