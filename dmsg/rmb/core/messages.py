@@ -279,7 +279,7 @@ class IncomingResponse:
             source=str(SessionAddress.of(envelope.source)),
             schema=envelope.schema if envelope.HasField("schema") else None,
             timestamp=envelope.timestamp,
-            error=JsonError(error.code, error.message) if envelope.HasField("error") else None,
+            error=JsonError(error.code, bounded_text(error.message)) if envelope.HasField("error") else None,
         )
 
     @classmethod

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dmsg.rmb.core.address import SessionAddress
 from dmsg.rmb.core.errors import EnvelopeExpired, InvalidMessage
-from dmsg.rmb.core.limits import MAX_DESTINATIONS, MAX_JSON_BYTES, READ_JSON_BYTES
+from dmsg.rmb.core.limits import MAX_DESTINATIONS, MAX_ERROR_TEXT_BYTES, MAX_JSON_BYTES, READ_JSON_BYTES
 from dmsg.rmb.core.messages import (
     ANSWER_TOO_LARGE,
     IncomingRequest,
@@ -245,6 +245,12 @@ def test_of_too_long_a_message_is_read_who_waits_for_the_answer():
 def test_far_too_long_a_message_is_not_read():
     with pytest.raises(InvalidMessage, match=f"longer than {READ_JSON_BYTES}"):
         OutgoingRequest.from_json(bytes(READ_JSON_BYTES + 1))
+
+
+def test_the_text_of_an_error_that_goes_to_a_program_is_bounded():
+    envelope = Envelope()
+    envelope.error.code, envelope.error.message = 5, "é" * 100_000
+    assert IncomingResponse.of(envelope, b"", "r").error == JsonError(5, "é" * (MAX_ERROR_TEXT_BYTES // 2))
 
 
 def test_each_destination_once():
