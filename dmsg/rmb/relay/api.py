@@ -60,7 +60,6 @@ class RelayApi(Resource):
         _, mark, query = request.uri.partition(b"?")
         try:
             address = await relay.login(query.decode("latin-1") if mark else None, host)
-            relay.check_room(address, host)
             shell = accept_websocket(request, relay, relay.reactor, relay.websocket_config)
         except (TokenRefused, WebSocketRefused) as refused:
             return refused.status, refused.text

@@ -163,18 +163,20 @@ class RmbRelay(Service):
     # --- sessions --------------------------------------------------------------------------------------------------
 
     async def login(self, query: str | None, host: str) -> SessionAddress:
-        """The session that a client at ``host`` may open; raises ``TokenRefused``."""
+        """The session that a client at ``host`` may open in this turn of the reactor; raises ``TokenRefused``."""
         began = self.reactor.seconds()
         try:
             if not self.ready:
                 raise TokenRefused(503, "the relay stops", Reason.SERVER_DRAINING)
-            return await self._logins.check(query, Origin.of(host), began, self._unix_time())
+            address = await self._logins.check(query, Origin.of(host), began, self._unix_time())
+            self._check_room(address, host)
+            return address
         except TokenRefused as error:
             elapsed_ms = (self.reactor.seconds() - began) * 1000
             self._emit(ev.HandshakeFailed(host, "token", Reason.of(error.reason), elapsed_ms))
             raise
 
-    def check_room(self, address: SessionAddress, host: str) -> None:
+    def _check_room(self, address: SessionAddress, host: str) -> None:
         """Raise ``TokenRefused`` when there is no place for ``address`` and no session can be evicted for it."""
         if not self.ready:
             raise TokenRefused(503, "the relay stops", Reason.SERVER_DRAINING)

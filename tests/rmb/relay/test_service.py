@@ -99,6 +99,7 @@ def test_an_address_that_has_all_its_places_in_use_is_turned_away(make_world: Ca
         client.send(client.envelope(9))
     refused = world.dial(f"?{world.token(SessionAddress(3))}")
     assert isinstance(refused, WebSocketRefused) and refused.status == 503
+    assert [str(one.reason) for one in world.events.of(ev.HandshakeFailed)] == ["connections_per_address"]
     world.network.advance(1)
     assert not world.connect(3, host="203.0.113.1").lost
     assert not world.connect(1).lost  # a connection that replaces one needs no place
