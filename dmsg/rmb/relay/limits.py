@@ -12,7 +12,7 @@ from dmsg.serving.limits import AdmissionLimits
 
 @dataclass(frozen=True, slots=True)
 class RelayLimits(AdmissionLimits):
-    """The limits of one relay. A login is its handshake. Every refusal is counted."""
+    """The limits of one relay. A login is its handshake. Refused logins, posts and envelopes are counted."""
 
     #: Clients get more time than those of other protocols: they may come through a proxy that ends TLS.
     first_byte_timeout_s: float = 5.0
