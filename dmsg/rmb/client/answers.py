@@ -32,17 +32,25 @@ class _Request:
     there is one.
     """
 
-    __slots__ = ("answer", "expires_at", "relay", "repeats", "shelf", "signature", "size")
+    __slots__ = ("answer", "expires_at", "relay", "repeats", "shelf", "signature", "size", "taken")
 
     def __init__(self, signature: bytes, relay: str, expires_at: float, shelf: _Shelf) -> None:
         self.signature = signature
         self.relay = relay
         self.expires_at = expires_at
         self.answer: Parcel | None = None
+        #: Called once a relay has taken the answer.
+        self.taken: Callable[[], object] | None = None
         #: The bytes of its answer, and the shelf on which they count.
         self.size = 0
         self.shelf = shelf
         self.repeats = 0
+
+    def tell(self) -> None:
+        """A relay has taken the answer, or none has to any more."""
+        taken, self.taken = self.taken, None
+        if taken is not None:
+            taken()
 
 
 class _Shelf:
@@ -136,8 +144,13 @@ class Answers:
         self._requests[key] = request
         request.shelf.add(key, request.size)
 
-    def post(self, destination: SessionAddress, uid: str, answer: Parcel) -> None:
-        """Send the answer to the request ``uid`` of ``destination``, and keep it."""
+    def post(
+        self, destination: SessionAddress, uid: str, answer: Parcel, taken: Callable[[], object] | None = None
+    ) -> None:
+        """Send the answer to the request ``uid`` of ``destination``, and keep it. It replaces an earlier one.
+
+        ``taken()`` is called when a relay has taken it, or when it is forgotten before; not by :meth:`stop`.
+        """
         key = (destination, uid)
         request = self._requests.get(key)
         if request is None:
@@ -148,15 +161,20 @@ class Answers:
         if request.relay:
             answer.prefer = (request.relay, *answer.prefer)
         request.answer = answer
+        request.taken = taken or request.taken
         request.expires_at = answer.expires_at
         self._put(key, request, self._kept, len(answer.data))
         answer.waits = partial(self._waits, key, request)
         self._relays.post(answer)
+        if answer.via is not None:
+            request.tell()
         self._bound()
 
     def _waits(self, key: _Key, request: _Request, waits: bool) -> None:
         """Called when an answer begins or ceases to wait for a relay."""
         self._put(key, request, self._unsent if waits else self._kept, request.size)
+        if not waits:
+            request.tell()
         self._bound()
 
     def _put(self, key: _Key, request: _Request, shelf: _Shelf, size: int) -> None:
@@ -188,7 +206,8 @@ class Answers:
         if self._call is not None:
             self._call.cancel()
             self._call = None
-        for key in list(self._requests):
+        for key, request in list(self._requests.items()):
+            request.taken = None
             self._forget(key)
 
     def _bound(self) -> None:
@@ -204,6 +223,7 @@ class Answers:
             had_room = self.has_room
             request.shelf.remove(key, request.size)
             self._drop(request)
+            request.tell()
             if not had_room and self.has_room:
                 self._room()
 

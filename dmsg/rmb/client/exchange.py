@@ -318,17 +318,18 @@ class Exchange:
         assert request.twin is not None
         self._post_answer(answer, request.twin)
 
-    async def send(self, envelope: Envelope) -> None:
+    async def send(self, envelope: Envelope, taken: Callable[[], object] | None = None) -> None:
         """Send an answer that was made elsewhere: uid, destination, response or error, ``plain`` and the rest.
 
-        Returns when the answer is sent or waits for a relay. Raises a ``CallError`` that says why it cannot be sent.
+        Returns when the answer is sent or waits for a relay. Raises a ``CallError`` that says why it cannot be sent. ``taken()``
+        is called when a relay has taken it, or it has expired or was forgotten before; not if we stop while it waits.
         """
         target = SessionAddress.of(envelope.destination)
         if self._stopped:
             raise Stopped(target)
-        self._post_answer(envelope, await self._look_up(target))
+        self._post_answer(envelope, await self._look_up(target), taken)
 
-    def _post_answer(self, answer: Envelope, twin: Twin) -> None:
+    def _post_answer(self, answer: Envelope, twin: Twin, taken: Callable[[], object] | None = None) -> None:
         target = SessionAddress.of(answer.destination)
         data = self._seal(answer, twin, target)
         if answer.HasField("response") and not self._answers.fits(len(data)):
@@ -337,7 +338,7 @@ class Exchange:
         parcel = Parcel(data, ends_at, again=Again.IF_UNCERTAIN, prefer=twin.relays)
         if answer.HasField("response"):
             parcel.too_long = partial(self._answer_too_long, answer.uid, target, twin)
-        self._answers.post(target, answer.uid, parcel)
+        self._answers.post(target, answer.uid, parcel, taken)
 
     def _answer_too_long(self, uid: str, target: SessionAddress, twin: Twin) -> None:
         """No relay takes so long an answer: send an error in its place."""

@@ -181,7 +181,7 @@ class Services:
         self._room.fire(None)
 
     def take(self, data: bytes, done: Callable[[], object]) -> None:
-        """Send an answer from :data:`~dmsg.rmb.peer.commands.REPLY`, and call ``done()`` when it is sent or cannot be sent.
+        """Send an answer from :data:`~dmsg.rmb.peer.commands.REPLY`; call ``done()`` when a relay has it or it cannot be sent.
 
         ``done()`` is not called if the peer stops before: then the next process sends the answer.
         """
@@ -198,19 +198,19 @@ class Services:
     async def _send(self, envelope: Envelope, size: int, done: Callable[[], object]) -> None:
         try:
             try:
-                await self._send_in_time(envelope, size)
+                await self._send_in_time(envelope, size, done)
             except EnvelopeTooLarge:
                 refusal = Envelope(uid=envelope.uid, destination=envelope.destination)
                 refusal.error.code, refusal.error.message = ANSWER_TOO_LARGE.code, ANSWER_TOO_LARGE.message
-                await self._exchange.send(refusal)
+                await self._exchange.send(refusal, done)
         except CallError as error:
             self._complain("a service's answer was not sent: {why}", error.own_text)
-        done()
+            done()
 
-    async def _send_in_time(self, envelope: Envelope, size: int) -> None:
+    async def _send_in_time(self, envelope: Envelope, size: int, done: Callable[[], object]) -> None:
         """Send an answer. While the registry fails, retry until the answer expires."""
         try:
-            await self._exchange.send(envelope)
+            await self._exchange.send(envelope, done)
             return
         except RegistryFailed:
             if self._retried_bytes + size > LOOKED_UP_BYTES:
@@ -224,7 +224,7 @@ class Services:
             while True:
                 await deferLater(self._clock, LOOK_UP_AGAIN_S)
                 try:
-                    await self._exchange.send(envelope)
+                    await self._exchange.send(envelope, done)
                     return
                 except RegistryFailed:
                     if self._clock.seconds() + LOOK_UP_AGAIN_S > ends_at:

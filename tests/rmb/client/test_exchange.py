@@ -98,6 +98,36 @@ def test_an_answer_made_elsewhere_goes_over_the_relay_that_brought_the_request(w
     world.result(gateway.exchange.stop(), 10)
 
 
+def test_who_gives_an_answer_is_told_when_a_relay_has_taken_it_or_it_is_given_up(world: Any) -> None:
+    relay = world.relay()
+    relay.die()
+    world.registry.add(CALLER)
+    gateway = Gateway(world, relay)
+    world.result(gateway.exchange.start())
+    told: list[str] = []
+
+    def send(uid: str, expiration: int = 600) -> None:
+        envelope = envelope_to(CALLER, uid, "response", b"x", expiration=expiration)
+        world.result(gateway.exchange.send(envelope, lambda: told.append(uid)))
+
+    send("short", 5)
+    send("long")
+    send("long")  # it replaces the first one
+    assert told == []
+    world.settle(30)
+    assert told == ["short"]
+    relay.come_back()
+    world.settle(10)
+    send("at once")
+    world.settle()
+    assert told == ["short", "long", "at once"] and len(relay.seen) == 2
+    relay.die()
+    world.settle()
+    send("left")
+    world.result(gateway.exchange.stop(), 10)
+    assert told == ["short", "long", "at once"]
+
+
 def test_an_answer_awaited_from_before_is_told(scene: Any) -> None:
     world, relay, gateway = scene
     other = Gateway(world, relay)

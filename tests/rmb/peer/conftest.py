@@ -187,11 +187,12 @@ class FakeExchange:
         """The answer to a request that has had none so far."""
         self._open.pop(answer.envelope.uid)[1].callback(answer)
 
-    async def send(self, envelope: Envelope) -> None:
+    async def send(self, envelope: Envelope, taken: Callable[[], object] = lambda: None) -> None:
         problem = self.answer(envelope)
         if isinstance(problem, Exception):
             raise problem
         self._sent(envelope)
+        taken()
 
     def respond(self, request: Accepted, data: bytes, schema: str | None = None) -> None:
         envelope = Envelope(uid=request.envelope.uid, destination=request.envelope.source, plain=data)

@@ -8,6 +8,7 @@ import re
 import shutil
 import socket
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -447,7 +448,7 @@ async def test_what_goes_back_to_redis_has_its_time_though_an_answer_whose_twin_
     peer, taken = make_peer(redis_process.address), Deferred[None]()
     stop = peer.exchange.stop
 
-    async def look_up_for_ever(envelope: Any) -> None:
+    async def look_up_for_ever(*arguments: Any) -> None:
         taken.callback(None)
         await Deferred()
 
@@ -739,11 +740,12 @@ async def test_an_answer_that_is_being_sent_when_redis_is_lost_is_not_taken_with
     sent: list[str] = []
     sending: Waiters[None] = Waiters()
 
-    async def send(envelope: Envelope) -> None:
+    async def send(envelope: Envelope, taken: Callable[[], object]) -> None:
         sent.append(envelope.uid)
         sending.fire(None)
         if envelope.uid == "slow":
             await known.wait()
+        taken()
 
     async def answer(uid: str) -> None:
         message = {"ver": 1, "ref": uid, "dat": "MTI=", "dst": "5", "now": int(time.time())}

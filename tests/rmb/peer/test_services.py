@@ -16,11 +16,13 @@ from twisted.logger import globalLogPublisher
 
 import dmsg
 from dmsg.rmb.client.errors import EncryptionFailed, EnvelopeTooLarge, RegistryFailed, TwinUnknown
-from dmsg.rmb.client.exchange import Accepted
+from dmsg.rmb.client.exchange import Accepted, Exchange
 from dmsg.rmb.core.address import SessionAddress
 from dmsg.rmb.core.wire import Envelope, parse_envelope
 from dmsg.rmb.peer import commands, gateway, services
-from dmsg.rmb.peer.commands import REPLY, UNSERVED_COMMANDS_OF_A_TWIN
+from dmsg.rmb.peer.commands import REPLY, REPLY_TAKEN, UNSERVED_COMMANDS_OF_A_TWIN
+from dmsg.testing.process import free_port
+from tests.rmb.client.conftest import MemoryRegistry, key_of
 
 from .conftest import LostPush, Peer, accepted, answer_to, request_of
 
@@ -117,11 +119,11 @@ async def test_answers_stay_in_their_list_while_many_wait_for_the_registry(peer:
     gate: Deferred[None] = Deferred()
     send = peer.exchange.send
 
-    async def send_later(envelope: Envelope) -> None:
+    async def send_later(envelope: Envelope, taken: Any) -> None:
         waits: Deferred[None] = Deferred()
         gate.addCallback(waits.callback)
         await waits
-        await send(envelope)
+        await send(envelope, taken)
 
     monkeypatch.setattr(peer.exchange, "send", send_later)
     for number in range(5):
@@ -389,7 +391,7 @@ async def test_an_answer_whose_destination_is_not_known_yet_when_the_peer_stops_
     first, second = make_peer(address), make_peer(address)
     taken: Deferred[None] = Deferred()
 
-    async def look_up_for_ever(envelope: Any) -> None:
+    async def look_up_for_ever(*arguments: Any) -> None:
         taken.callback(None)
         await Deferred()
 
@@ -405,12 +407,37 @@ async def test_an_answer_whose_destination_is_not_known_yet_when_the_peer_stops_
 
 
 @pytest_twisted.ensureDeferred
+async def test_an_answer_that_no_relay_has_taken_when_the_peer_stops_is_sent_by_the_next_one(
+    make_peer: Any, address: Any, reactor: Any
+) -> None:
+    registry = MemoryRegistry()
+    registry.add(1)
+    registry.add(7)
+    dead = f"ws://127.0.0.1:{free_port()}"
+    first = gateway.Gateway(
+        reactor, address, lambda owner: Exchange(reactor, key_of(1), registry, [dead], owner, publish=False)
+    )
+    second: Peer = make_peer(address)
+    await first.start()
+    await second.push(REPLY, ANSWER)
+    while not first.exchange.relays.in_haste:
+        await deferLater(reactor, 0)
+    await first.stop()
+    assert await second.ask("llen", REPLY_TAKEN) == 1
+    await second.gateway.start()
+    await second.exchange.until_sent(1)
+    assert [one.uid for one in second.exchange.answers] == ["uid"]
+    await second.gateway.stop()
+    assert await second.ask("exists", REPLY, REPLY_TAKEN) == 0
+
+
+@pytest_twisted.ensureDeferred
 async def test_a_request_that_comes_while_the_peer_stops_and_cannot_be_handed_out_is_refused(
     make_peer: Any, redis_process: Any, monkeypatch: Any
 ) -> None:
     peer = make_peer(redis_process.address)  # Redis does not run
 
-    async def look_up_for_ever(envelope: Any) -> None:
+    async def look_up_for_ever(*arguments: Any) -> None:
         await Deferred()
 
     monkeypatch.setattr(peer.exchange, "send", look_up_for_ever)
