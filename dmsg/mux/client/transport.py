@@ -314,10 +314,8 @@ class DmsgTransport(RelayTransport[Stream], StreamOwner):
     def _abort(self, reason: Failure, why: AbortReason) -> None:
         if self.state is not TransportState.ENDED:
             super()._abort(reason, why)
-        elif (
-            self.detached or why is AbortReason.DEADLINE
-        ):  # the application was told, and the peer has not ended its side
-            self._abort_stream(why)
+        elif self.detached or why is AbortReason.DEADLINE:
+            self._abort_stream(why)  # the application was told, and the peer has not ended its side
 
     def _abort_stream(self, why: AbortReason) -> None:
         code = _CODES[why]
