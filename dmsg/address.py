@@ -163,7 +163,11 @@ def is_global(host: str) -> bool:
 
 def check_service_name(name: str) -> str:
     """Return ``name`` if it fits a service TLV (at most 255 bytes of UTF-8), else raise ``InvalidAddress``."""
-    if len(name.encode("utf-8", "surrogatepass")) > SERVICE_NAME_LIMIT_BYTES:
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError:  # an argument that was not UTF-8
+        raise InvalidAddress("a service name is Unicode text") from None
+    if size > SERVICE_NAME_LIMIT_BYTES:
         raise InvalidAddress("a service name has at most 255 bytes")
     return name
 

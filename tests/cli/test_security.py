@@ -155,6 +155,7 @@ def test_options_win_over_the_environment(asked, command, arguments, environ, ex
         (("--security", "none"), {}, "must be one of e2e, prefer, hop, not 'none' (in option --security)"),
         ((), {"DMSG_SECURITY": "E2E please"}, "(in variable DMSG_SECURITY)"),
         (("--service", "é" * 128), {}, "at most 255 bytes"),
+        (("--service", "a\udcff"), {}, "a service name is Unicode text, not 'a\\udcff'"),
         (("--service", "x", "--security", "hop"), {}, "needs end-to-end security"),
     ],
 )
