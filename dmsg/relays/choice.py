@@ -36,6 +36,10 @@ class RelayChoice(TypingProtocol):
     only: bool
     changed: Callable[[], None]
 
+    @property
+    def error(self) -> Exception | None:
+        """Why the last reading gave no valid list, if that is so."""
+
     def relays(self) -> Sequence[NamedRelay]:
         """Its relays; none while there is no list, or once it has expired."""
 

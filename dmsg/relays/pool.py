@@ -153,8 +153,11 @@ class SessionPool(Generic[S]):
 
     @property
     def problem(self) -> str:
-        """Why a client has no relays, for people: what discovery said, and how the last attempt ended."""
-        return "; ".join(filter(None, (self._listed.problem, self._last_failure)))
+        """Why a client has no relays, for people: what is wrong with the operator's list, what discovery said, and how the last
+        attempt ended."""
+        missing = self._missing_list()
+        unlisted = f"the list of relays is not used: {missing}" if missing is not None else ""
+        return "; ".join(filter(None, (unlisted, self._listed.problem, self._last_failure)))
 
     # --- one session -----------------------------------------------------------------------------------------------
 
@@ -176,7 +179,7 @@ class SessionPool(Generic[S]):
                 self._led_to[relay] = self._led_to.pop(relay)
             return succeed(session)
         if not self._is_allowed(relay):
-            return fail(StageError("connect", "not on the relay list"))
+            return fail(StageError("connect", "not on the relay list", self._missing_list()))
         if self._whereabouts.left_alone_until(relay) > self._clock.seconds():
             return fail(StageError("connect", ANOTHER_PROTOCOL))
         chosen = wanted_at is not None or relay in self.pinned
@@ -228,6 +231,11 @@ class SessionPool(Generic[S]):
         if operator is None or not operator.only or relay in self.pinned:
             return True
         return any(one.public_key == relay for one in operator.relays())
+
+    def _missing_list(self) -> Exception | None:
+        """Why there is no list, where only its relays may be used."""
+        operator = self._operator
+        return operator.error if operator is not None and operator.only and not operator.relays() else None
 
     def _remembered(self, relay: PublicKey) -> Candidate:
         """``relay`` with the address that discovery listed last, or that worked in an earlier run, if there is one."""

@@ -56,6 +56,7 @@ class Operator:
     """Names relays without saying where they are."""
 
     only = True
+    error = None
 
     def __init__(self, relays):
         self._relays = relays

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import pytest_twisted
+from twisted.internet.error import CannotListenError
+from twisted.internet.protocol import Factory, Protocol
 from zope.interface import implementer
 
 from dmsg.address import HostPort, PinnedServer
@@ -15,6 +17,8 @@ from dmsg.discovery.entry import ClientPart, Entry, ServerPart
 from dmsg.discovery.errors import EntryNotFound
 from dmsg.errors import DialError, StageError
 from dmsg.interfaces import IDiscovery
+from dmsg.mux.client.endpoint import DmsgServerEndpoint
+from dmsg.relays.errors import RelayListError
 from dmsg.relays.operator_list import ListedRelay
 from tests.worlds import ScatteredRelays
 
@@ -29,6 +33,7 @@ class Choice:
     named: list[ListedRelay]
     only: bool
     changed: Any = field(default=None)
+    error: Exception | None = None
 
     def relays(self):
         return self.named
@@ -150,6 +155,24 @@ async def test_a_dial_says_that_the_peers_relay_is_not_on_the_list():
         with pytest.raises(DialError) as caught:
             await world.network.wait(client.dial(peer.public_key))
         assert [one.reason for one in caught.value.attempts] == ["not on the relay list"]
+
+
+@pytest_twisted.ensureDeferred
+async def test_where_only_a_list_counts_and_there_is_none_the_errors_say_why():
+    async with World() as world:
+        choice = Choice([], only=True, error=RelayListError("unreadable", "No such file or directory"))
+        client = world.client(choice)
+        with pytest.raises(
+            CannotListenError, match="the list of relays is not used: unreadable: No such file or direc"
+        ):
+            await world.network.wait(DmsgServerEndpoint(client, timeout_s=5.0).listen(Factory.forProtocol(Protocol)))
+        peer = SecretKey.generate()
+        part = ClientPart((RELAYS[5],))
+        world.listing.entries[peer.public_key] = Entry("0.0.1", 0, 1, peer.public_key, part, None).sign(peer)
+        with pytest.raises(DialError, match=r"not on the relay list \(unreadable: No such file or directory\) after"):
+            await world.network.wait(client.dial(peer.public_key))
+        choice.named, choice.only = [], False
+        assert "list of relays" not in client.problem
 
 
 @pytest.mark.parametrize("only", [False, True])
