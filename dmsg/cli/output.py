@@ -92,6 +92,14 @@ def tell_opened(out: Output, transport: Any) -> None:
     out.note(f"{key[:16]}… through {server[:16]}… ({transport.security})")
 
 
+def tell_failed(out: Output, error: BaseException, note: str) -> None:
+    """Tell that something failed after which the command goes on: ``note`` for people, ``error`` for programs."""
+    found = as_json(error)
+    del found["exit_code"]
+    out.result({"event": "failed", **found})
+    out.note(note)
+
+
 class Output:
     """The output of a command: ``stdout`` for results, ``stderr`` for the rest."""
 

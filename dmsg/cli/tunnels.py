@@ -16,7 +16,7 @@ from twisted.python.failure import Failure
 
 from dmsg.cli.client import open_client
 from dmsg.cli.exits import CommandError, Exit, describe
-from dmsg.cli.output import tell_opened
+from dmsg.cli.output import tell_failed, tell_opened
 from dmsg.cli.protocols import security_of
 from dmsg.cli.redial import Redialer
 from dmsg.cli.settings import PUBLIC_KEY, Invocation, ValueType, common_options, service_option
@@ -97,8 +97,11 @@ async def run_expose(
     def opened(near: End, far: End) -> None:
         tell_opened(call.out, near.transport)
 
+    def failed(error: BaseException) -> None:
+        tell_failed(call.out, error, f"{endpoint}: {describe(error)}")
+
     # the listener has the limit: it refuses peers as busy, and they may retry
-    pairs = Pairs(connect, reactor, lambda error: call.out.note(f"{endpoint}: {describe(error)}"), opened, limit=None)
+    pairs = Pairs(connect, reactor, failed, opened, limit=None)
     limits = dataclasses.replace(call.settings.config.listener, open_transports=MAX_PAIRS)
     if idle_timeout_s is not None:
         limits = dataclasses.replace(limits, idle_timeout_s=idle_timeout_s)
@@ -140,7 +143,7 @@ async def run_forward(call: Invocation, reactor: Any, peer: PublicKey, listen: s
         def opened(near: End, far: End) -> None:
             tell_opened(call.out, far.transport)
 
-        pairs = Pairs(connect, reactor, lambda error: call.out.note(describe(error)), opened)
+        pairs = Pairs(connect, reactor, lambda error: tell_failed(call.out, error, describe(error)), opened)
         try:
             port = await source.listen(pairs)
         except Exception as error:  # as above

@@ -19,7 +19,8 @@ from dmsg.cli import tunnels
 from dmsg.cli.exits import CommandError, Exit
 from dmsg.cli.ping import Echo
 from dmsg.cli.tunnels import run_expose, run_forward
-from dmsg.crypto.keys import PublicKey
+from dmsg.crypto.keys import PublicKey, SecretKey
+from dmsg.testing.process import free_port
 
 pytestmark = pytest.mark.parametrize("bench", [None, "messaging"], indirect=True)
 
@@ -82,6 +83,21 @@ async def test_five_mebibytes_go_round(bench):
     client.transport.loseConnection()
     await client.lost
     await target.port.stopListening()
+
+
+@pytest_twisted.ensureDeferred
+async def test_programs_are_told_of_connections_that_cannot_be_made(bench):
+    """Both commands go on: without a line of its own, a failure would look like nothing at all."""
+    expose, _, port = await tunnel(bench, f"tcp:127.0.0.1:{free_port()}")
+    await (await connect(bench, port)).lost
+    told = await expose.stdout.wait_for(event="failed")
+    assert told["error"] == "ConnectionRefusedError" and "refused" in told["message"] and "exit_code" not in told
+    forward = bench.start(run_forward, SecretKey.generate().public_key, "tcp:0:interface=127.0.0.1")
+    address = (await forward.ready())["listening"]
+    await (await connect(bench, int(address.rpartition(":")[2]))).lost
+    told = await forward.stdout.wait_for(event="failed")
+    assert told["error"] == "DialError" and told["attempts"] and told["message"].startswith("could not reach")
+    assert not expose.ended.called and not forward.ended.called
 
 
 @pytest_twisted.ensureDeferred
