@@ -54,7 +54,17 @@ class ValueType(ParamType):
         return found
 
 
+def _unicode(value: str) -> str:
+    try:
+        value.encode()
+    except UnicodeEncodeError:  # its bytes were not UTF-8
+        raise ValueError("must be Unicode text") from None
+    return value
+
+
 PUBLIC_KEY: Final = ValueType(KEY)
+#: A text that is sent to others.
+UNICODE: Final = ValueType(Kind("TEXT", _unicode))
 
 
 @dataclass(frozen=True, slots=True)

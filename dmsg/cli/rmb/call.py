@@ -15,7 +15,7 @@ import click
 from dmsg.cli.exits import CommandError, Exit
 from dmsg.cli.output import Output, printable
 from dmsg.cli.rmb.network import Network, exit_of, network_options
-from dmsg.cli.settings import ValueType
+from dmsg.cli.settings import UNICODE, ValueType
 from dmsg.glue.redis import Taker
 from dmsg.ops.values import DURATION
 from dmsg.rmb.client.config import RmbConfig
@@ -32,10 +32,15 @@ _GRACE_S: Final = 1
 
 @click.command()
 @click.argument("twin", metavar="TWIN", type=click.IntRange(1, MAX_TWIN))
-@click.argument("command", metavar="COMMAND")
+@click.argument("command", metavar="COMMAND", type=UNICODE)
 @click.option("--data", metavar="TEXT|@FILE|-", default="", help="The payload: a text, a file, or standard input.")
-@click.option("--schema", metavar="TYPE", help="The MIME type of the payload, such as application/json.")
-@click.option("--session", metavar="NAME", help="The session of the twin to call; default: the one without a name.")
+@click.option("--schema", metavar="TYPE", type=UNICODE, help="The MIME type of the payload, such as application/json.")
+@click.option(
+    "--session",
+    metavar="NAME",
+    type=UNICODE,
+    help="The session of the twin to call; default: the one without a name.",
+)
 @click.option("--fail-fast", is_flag=True, help="Fail at once when the twin is offline, instead of waiting for it.")
 @click.option(
     "--timeout",

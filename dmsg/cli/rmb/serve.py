@@ -17,7 +17,7 @@ from dmsg.cli.exits import CommandError, Exit
 from dmsg.cli.output import printable
 from dmsg.cli.rmb.network import Network, network_options
 from dmsg.cli.rmb.programs import Program, ProgramFailed
-from dmsg.cli.settings import ValueType
+from dmsg.cli.settings import UNICODE, ValueType
 from dmsg.glue.errors import RedisAway, RedisRefused
 from dmsg.glue.redis import TAKE_S, Taker
 from dmsg.glue.tasks import Tasks
@@ -47,7 +47,7 @@ WAITING: Final = 256
 
 
 @click.command(short_help="Answer requests by running a program.")
-@click.argument("command", metavar="COMMAND")
+@click.argument("command", metavar="COMMAND", type=UNICODE)
 @click.option(
     "--exec",
     "program",

@@ -278,6 +278,21 @@ def test_a_command_line_says_where_the_bus_is_once(arguments: Any, problem: str)
     assert problem in result.stderr and len(result.stderr.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("call", "2", "\udcff"),
+        ("call", "2", "x", "--schema", "\udcff"),
+        ("call", "2", "x", "--session", "\udcff"),
+        ("serve", "\udcff", "--exec", "cat"),
+    ],
+)
+def test_what_other_twins_are_sent_is_unicode(words: tuple[str, ...]) -> None:
+    """A service under another name would wait in vain."""
+    result = CliRunner().invoke(group, ["rmb", *words, "--redis", "http://h"])
+    assert result.exit_code == Exit.USAGE and "must be Unicode text, not '\\udcff'" in result.stderr
+
+
 def test_a_payload_is_a_text_a_file_or_standard_input(tmp_path: Path, monkeypatch: Any) -> None:
     (tmp_path / "payload").write_bytes(b"\0\xff")
     assert read_payload(f"@{tmp_path / 'payload'}") == b"\0\xff"
