@@ -66,7 +66,8 @@ class ClientEndpoint(Generic[C]):
     def connect(self, protocolFactory: IProtocolFactory) -> Deferred[IProtocol]:
         """Dial and connect a protocol of ``protocolFactory``; fails with :class:`DmsgConnectError`.
 
-        Cancelling undoes what was done so far.
+        When the client of a string cannot begin, it fails with another ``DmsgError``: with ``ConfigError`` if nothing can be
+        written to the directory of ``events=``. Cancelling undoes what was done so far.
         """
         return ensureDeferred(self._connect(protocolFactory))
 
@@ -156,7 +157,8 @@ class ServerEndpoint(Generic[C]):
         self._how = how
 
     def listen(self, protocolFactory: IProtocolFactory) -> Deferred[IListeningPort]:
-        """Fires with the port when it can be reached; fails with ``CannotListenError``. Cancelling undoes it.
+        """Fires with the port when it can be reached; fails with ``CannotListenError``, or with a ``DmsgError`` when
+        the client of a string cannot begin, as a connect does. Cancelling undoes it.
 
         The port's ``getHost`` returns the address to dial.
         """

@@ -87,8 +87,7 @@ def receive(
 ) -> None:
     """Receive files into DIR until interrupted.
 
-    A file gets its name when it is complete and its SHA-256 is right. Without --allow, all clients that know
-    the key may send.
+    A file gets its name when it is complete and verified. Without --allow, all clients that know the key may send.
     """
     rules = Rules(Path(directory), max_size, overwrite=overwrite, quota_bytes=quota, keep_free_bytes=keep_free)
     call.execute(lambda reactor: run_receive(call, reactor, rules, once=once, allow=allow, service=service))

@@ -1,4 +1,4 @@
-"""Twisted endpoints over dmsg, and the endpoint strings that make them: any Twisted program runs over dmsg unchanged.
+"""Twisted endpoints over dmsg, and the endpoint strings that make them: a Twisted program that takes one runs unchanged.
 
 Client strings are ``dmsg:PUBLIC_KEY``, server strings ``dmsg:key=FILE``, both with arguments:
 
