@@ -23,7 +23,8 @@ class RelayRole(RoleService):
     def __init__(self, reactor: Any, settings: RelaySettings, *, uid: int | None = None) -> None:
         """``uid`` is the user that a process started as root will run as; that user may own the key file."""
         if settings.discovery and settings.public_address is None:
-            raise ConfigError("public_address", "must be given with discovery: it is what clients are told to dial")
+            told = "must be given with discovery (--discovery, DMSG_DISCOVERY or the file): it is what clients are told to dial"
+            raise ConfigError("public_address", told)
         self._key = _read_key(settings, uid)
         super().__init__(reactor, settings, node=short_node(self._key.public_key), listen=settings.listen)
         self._discovery = self._connect_discovery()

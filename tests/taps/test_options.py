@@ -159,7 +159,11 @@ def test_one_environment_serves_all_roles() -> None:
         (server, "--key /no/key", "dmsg-server: key: /no/key: No such file or directory; dmsg keygen makes one"),
         (server, f"--key {'ab' * 32}", "dmsg-server: key: a key is given as the path of a key file, never inline"),
         (server, "--key k --public-address x", "dmsg-server: public_address: must be host:port"),
-        (server, "--key k --discovery http://d", "dmsg-server: public_address: must be given with discovery"),
+        (
+            server,
+            "--key k --discovery http://d",
+            "dmsg-server: public_address: must be given with discovery (--discovery, DMSG_",
+        ),
         (discovery, "--listen tcp:x", "dmsg-discovery: listen: 'tcp:x' is no endpoint to listen on"),
         (discovery, "--listen nowhere:1", "dmsg-discovery: listen: 'nowhere:1' is no endpoint to listen on"),
         (discovery, "--admin tcp:x", "dmsg-discovery: admin: 'tcp:x' is no endpoint to listen on"),
