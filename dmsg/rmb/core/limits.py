@@ -43,7 +43,7 @@ MAX_PK_BYTES: Final = 128
 
 #: A JSON message of a local program: the payload of the largest envelope in base64, and 64 KiB for the other members.
 MAX_JSON_BYTES: Final = MAX_ENVELOPE_BYTES * 4 // 3 + 64 * 1024
-#: A longer message is read too, up to this size, but only to tell whoever waits for the answer that it is too long. The public
+#: A longer message is read too, up to this size, but only to tell the program that waits that it is too long. The public
 #: peer sends a payload of 16 MiB, which has 22 MiB in base64.
 READ_JSON_BYTES: Final = 24 * 1024 * 1024
 #: Destinations of one JSON request: each gets an envelope of its own, which has to be encrypted and signed.
