@@ -187,6 +187,8 @@ class RelaySession(ABC, Generic[U, T]):
 
     def admitted(self) -> None:
         """The relay lets this client open streams."""
+        if self.ready.called:
+            return  # given up in the read that is being handled, by an access policy that stops the client
         self.is_ready = True
         self.ready_at = self.clock.seconds()
         self.ready.callback(self)

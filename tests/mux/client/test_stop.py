@@ -1,4 +1,4 @@
-"""A client that stops while its network takes nothing."""
+"""A client that stops at an odd moment: while its network takes nothing, or before its relay has admitted it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,18 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest_twisted
+from twisted.internet.endpoints import TCP4ServerEndpoint
+from twisted.internet.protocol import Factory
+from zope.interface import implementer
 
+from dmsg.crypto.keys import PublicKey, SecretKey
+from dmsg.interfaces import IAccessPolicy
+from dmsg.mux.core.e2e_negotiation import Security
+from dmsg.mux.core.wire import FrameType
+from dmsg.testing.memory import MemoryNetwork
+from dmsg.testing.network import LocalNetwork
 from dmsg.testing.probes import ConformanceProtocol
+from dmsg.testing.raw import RawRelay
 from tests.worlds import AliceAndBob
 
 
@@ -42,3 +52,33 @@ async def test_nothing_is_left_of_it_soon(stalled: Any) -> None:
     network.reactor.advance(11.0)
     assert connection.a.disconnected
     assert not network.alice.transports
+
+
+@implementer(IAccessPolicy)
+class StoppingPolicy:
+    """Stops the client when it is asked."""
+
+    def __init__(self) -> None:
+        self.client: Any = None
+        self.stopped: Any = None
+
+    def allow(self, remote: PublicKey, service: str) -> bool:
+        self.stopped = self.stopped or self.client.stopService()
+        return False
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_policy_may_stop_it_before_the_relay_admits_it() -> None:
+    """A base server makes a client reachable before it says OK (:ref:`spec-admission`)."""
+    memory, policy = MemoryNetwork(), StoppingPolicy()
+    relay = RawRelay(TCP4ServerEndpoint(memory, 80), say_ok=False)
+    async with LocalNetwork(memory, relays=0, discovery=None) as network:
+        client = policy.client = network.new_client(servers=(await network.wait(relay.listen()),))
+        client.listen(Factory.forProtocol(ConformanceProtocol), security=Security.HOP, policy=policy)
+        client.startService()
+        connection = await network.wait(relay.accept())
+        keys = SecretKey(bytes(31) + b"\2").public_key.raw + client.public_key.raw
+        connection.send_frames([(FrameType.REQUEST, 1, keys), (FrameType.OK, 0, b"")])  # one read
+        await network.wait(connection.lost())
+        await network.wait(policy.stopped)
+        await network.wait(relay.stop())
