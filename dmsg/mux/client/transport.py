@@ -139,7 +139,8 @@ class DmsgTransport(RelayTransport[Stream], StreamOwner):
         """The stream is over, with a CLOSE of ``code`` from the other side or from this one."""
         if not local:
             if not close_is_final(self.stream, proven=proven, closing=self.disconnecting):
-                code = code or CloseReason.PEER_GONE  # the relay may have made "normal" up
+                if code in (CloseReason.NORMAL, CloseReason.REFUSED):
+                    code = CloseReason.PEER_GONE  # the peer's word, which the relay may have made up
                 self.lost(close_error(code), code)
                 return
             code = peers_reason(self.stream, code, closing=self.disconnecting)
