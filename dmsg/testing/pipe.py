@@ -368,8 +368,13 @@ class Pipe:
         self.frozen = True
 
     def thaw(self) -> None:
-        """Let data under way, and later data, arrive again."""
+        """Let data under way, and later data, arrive again. An end whose other end was aborted meanwhile learns of it, as with
+        the next probe of TCP keepalive.
+        """
         self.frozen = False
+        for end in (self.a, self.b):
+            if end.other.disconnected and end._end_at is None:
+                end._reset_soon()
         self._wake()
 
     def cut(self, reason: Exception | None = None) -> None:

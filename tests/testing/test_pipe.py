@@ -140,13 +140,17 @@ def test_a_frozen_pipe_tells_neither_end_anything(ends, clock):
     assert len(ends[1].lost) == 1
 
 
-def test_abort_does_not_pass_a_frozen_pipe(ends, clock):
+def test_abort_passes_a_frozen_pipe_once_it_is_thawed(ends, clock):
     made = Pipe(clock).connect(*ends)
     made.freeze()
     ends[0].transport.abortConnection()
     clock.advance(100)
     assert len(ends[0].lost) == 1
     assert ends[1].lost == []
+    made.thaw()
+    clock.advance(0)
+    assert ends[1].lost[0].check(error.ConnectionLost), "as the next probe of TCP keepalive would show"
+    assert made.closed
 
 
 def test_cut_ends_both_at_once_with_the_reason_given(ends, clock):
