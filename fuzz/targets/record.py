@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 
 from dmsg.crypto.aead import Cipher
@@ -9,7 +10,6 @@ from dmsg.errors import RemoteProtocolError
 from dmsg.mux.core.record import LENGTH_BYTES, RecordLayer
 from fuzz.choices import Choices
 
-_KEYS = (bytes(32), b"\x01" * 32)
 #: Records of an AES key: few enough that the key changes within an input.
 _AES_RECORDS = 3
 #: A stream is cut into at most one piece more than this: single bytes of large records take long.
@@ -22,12 +22,14 @@ def one_input(data: bytes) -> None:
     """The first byte chooses the cut and the cipher; the others seal records, alter the stream and append to it.
 
     Only sealed records are ever opened, in order and from the first on. The pieces, which are views of one reused buffer,
-    make no difference.
+    make no difference. The keys depend on the input: with fixed ones the search learns sealed records from the comparison below,
+    and appends records that were not sealed.
     """
+    keys = hashlib.sha256(data).digest(), hashlib.sha256(data[::-1]).digest()
     choices = Choices(data)
     how = choices.byte()
     cut, cipher = how & 127, Cipher.AES if how & 128 else Cipher.CHACHA
-    sender = _layer(_KEYS, cipher)
+    sender = _layer(keys, cipher)
     sent: list[bytes] = []
     stream = bytearray()
     while choices.left and len(sent) < 64 and len(stream) < 80_000:
@@ -46,22 +48,22 @@ def one_input(data: bytes) -> None:
                 stream += sender.seal(sent[-1])
             case _:
                 stream += choices.chunk()
-    whole, whole_failed = _open([bytes(stream)], cipher)
+    whole, whole_failed = _open([bytes(stream)], keys, cipher)
     size = max(1 + cut, len(stream) // _PIECES)
-    pieces, failed = _open([bytes(stream[at : at + size]) for at in range(0, len(stream), size)], cipher)
+    pieces, failed = _open([bytes(stream[at : at + size]) for at in range(0, len(stream), size)], keys, cipher)
     assert failed == whole_failed
     assert b"".join(sent).startswith(b"".join(pieces))
     assert whole == (pieces if not failed else [])
-    if bytes(stream) == _sealed(sent, cipher):
+    if bytes(stream) == _sealed(sent, keys, cipher):
         assert not failed and b"".join(pieces) == b"".join(sent)
 
 
-def _layer(keys: tuple[bytes, ...], cipher: Cipher) -> RecordLayer:
+def _layer(keys: tuple[bytes, bytes], cipher: Cipher) -> RecordLayer:
     return RecordLayer(keys[0], keys[1], cipher, aes_records=_AES_RECORDS)
 
 
-def _open(pieces: list[bytes], cipher: Cipher) -> tuple[list[bytes], bool]:
-    reader = _layer(_KEYS[::-1], cipher)
+def _open(pieces: list[bytes], keys: tuple[bytes, bytes], cipher: Cipher) -> tuple[list[bytes], bool]:
+    reader = _layer(keys[::-1], cipher)
     found: list[bytes] = []
     buffer = bytearray(max(map(len, pieces), default=0))
     for piece in pieces:
@@ -74,8 +76,8 @@ def _open(pieces: list[bytes], cipher: Cipher) -> tuple[list[bytes], bool]:
     return found, False
 
 
-def _sealed(plaintexts: list[bytes], cipher: Cipher) -> bytes:
-    sender = _layer(_KEYS, cipher)
+def _sealed(plaintexts: list[bytes], keys: tuple[bytes, bytes], cipher: Cipher) -> bytes:
+    sender = _layer(keys, cipher)
     return b"".join(map(sender.seal, plaintexts))
 
 
