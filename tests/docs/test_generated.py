@@ -27,7 +27,7 @@ from dmsg.messaging.core import wire as messaging_wire
 from dmsg.messaging.core.errors import END_ERRORS, ChannelEndReason
 from dmsg.mux.client import transport
 from dmsg.mux.core import record, stream, tlv, wire
-from dmsg.mux.core.e2e_handshake import CONFIRM_TIMEOUT_S
+from dmsg.mux.core.e2e_handshake import CONFIRM_TIMEOUT_S, RESUME_CONFIRM_TIMEOUT_S
 from dmsg.mux.core.handshake import COOKIE_BYTES
 from dmsg.mux.core.limits import ConnectionConfig
 from dmsg.mux.core.window import AckGate
@@ -292,6 +292,8 @@ NUMBERS = [
     ("explanation/limits.rst", f"carry {MAX_PAIRS} connections at one time"),
     ("explanation/limits.rst", f"dials for {DIALS_AT_ONCE} of them at a time"),
     ("spec/secure.rst", f"Without it within {CONFIRM_TIMEOUT_S:g} seconds"),
+    ("spec/secure.rst", f"(:doc:`resumption`) has {RESUME_CONFIRM_TIMEOUT_S:g} seconds"),
+    ("spec/resumption.rst", f"without data, for at most {RESUME_CONFIRM_TIMEOUT_S:g} seconds"),
     ("explanation/limits.rst", f"**Messages** have {rmb.MAX_ENVELOPE_BYTES >> 20} MiB"),
     ("explanation/limits.rst", f"a message has {_WEBSOCKET.message_timeout_s:g} seconds"),
     (

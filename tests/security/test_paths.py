@@ -16,7 +16,7 @@ from twisted.internet.protocol import Factory
 from dmsg.errors import DialError
 from dmsg.eventlog import schema as ev
 from dmsg.glue.stream_transport import TransportLost
-from dmsg.mux.core.e2e_handshake import CONFIRM_TIMEOUT_S, Resume, SecureInitiator, SecureResponder
+from dmsg.mux.core.e2e_handshake import RESUME_CONFIRM_TIMEOUT_S, Resume, SecureInitiator, SecureResponder
 from dmsg.mux.core.e2e_negotiation import Carrier
 from dmsg.mux.core.errors import IntegrityError, Refused, close_error
 from dmsg.mux.core.stream import StreamState
@@ -190,7 +190,7 @@ async def test_a_resumption_replayed(scene):
         for frame in recorded:
             s.relay.send(replace(frame, transport_id=requests[1].transport_id ^ 0x1000))
             await s.settle()
-        s.reactor.advance(CONFIRM_TIMEOUT_S + 1)
+        s.reactor.advance(RESUME_CONFIRM_TIMEOUT_S + 1)
         assert list(session.connection.streams.values()) == [stream]
         assert b.transport.stream is stream
         s.relay.be_honest()
@@ -312,10 +312,31 @@ async def test_a_resumption_whose_proof_does_not_arrive_costs_one_path_and_not_t
         held = s.relay.rule(act, kind=ACK, to=s.bob.public_key, times=None)
         s.relay.send(forged(s.relay.frames(FWD, s.bob.public_key)[0], b"\0"))
         s.relay.send(forged(s.relay.frames(ACCEPT, s.alice.public_key)[0], b"\0"))
-        s.reactor.advance(CONFIRM_TIMEOUT_S + 0.5)
+        s.reactor.advance(RESUME_CONFIRM_TIMEOUT_S + 0.5)
         assert held.hits and not a.lost and not b.lost
         s.relay.be_honest()
         await both_ways(s, a, b)
+        await close_cleanly(s, a, b)
+
+
+@sync
+async def test_the_proof_of_a_resumption_may_come_late(scene):
+    """As behind a slow link, on which the proof waits behind the data of all other transports."""
+    async with scene() as s:
+        await s.set()
+        a, b = await s.open()
+        a.send(100)
+        await s.wait(b.when_received(100))
+        held = []
+        s.relay.rule(lambda f: held.append(f) or [], kind=ACK, to=s.bob.public_key, times=None)
+        s.relay.send(forged(s.relay.frames(FWD, s.bob.public_key)[0], b"\0"))
+        s.relay.send(forged(s.relay.frames(ACCEPT, s.alice.public_key)[0], b"\0"))
+        s.reactor.advance(RESUME_CONFIRM_TIMEOUT_S - 1)
+        s.relay.be_honest()
+        for frame in held:
+            s.relay.send(frame)
+        await both_ways(s, a, b)
+        assert len(s.relay.frames(REQUEST, s.bob.public_key)) == 2, "the second one resumes, and is enough"
         await close_cleanly(s, a, b)
 
 

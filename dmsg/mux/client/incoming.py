@@ -25,7 +25,7 @@ from dmsg.mux.client.resumable import ResumableTransports
 from dmsg.mux.client.session import ServerSession
 from dmsg.mux.client.transport import DmsgTransport
 from dmsg.mux.client.unproved import UnprovedTransport, UnprovedTransports
-from dmsg.mux.core.e2e_handshake import CONFIRM_TIMEOUT_S, Resume
+from dmsg.mux.core.e2e_handshake import CONFIRM_TIMEOUT_S, RESUME_CONFIRM_TIMEOUT_S, Resume
 from dmsg.mux.core.e2e_negotiation import Security
 from dmsg.mux.core.errors import TransportClosed
 from dmsg.mux.core.plain_stream import PlainStream
@@ -215,7 +215,8 @@ class IncomingTransport(StreamOwner, ServiceOffer[DmsgPort]):
 
     def _await_peer(self) -> None:
         """Wait until the initiator has proved itself, but not for ever; the application is not told before."""
-        self._confirm_timer = self._session.clock.callLater(CONFIRM_TIMEOUT_S, self._not_confirmed)
+        timeout_s = CONFIRM_TIMEOUT_S if self._path is None else RESUME_CONFIRM_TIMEOUT_S
+        self._confirm_timer = self._session.clock.callLater(timeout_s, self._not_confirmed)
 
     def _not_confirmed(self) -> None:
         self._confirm_timer = None

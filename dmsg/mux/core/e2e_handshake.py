@@ -32,6 +32,9 @@ LIST_2_BYTES: Final = 64
 #: The initiator has this long to prove itself, which takes it one round trip; a replayed or forged message 1 holds a place
 #: for no longer.
 CONFIRM_TIMEOUT_S: Final = 3.0
+#: The same for a transport that goes on, which takes no place of others: behind a slow link, what all transports of a lost
+#: relay send again is before the proof.
+RESUME_CONFIRM_TIMEOUT_S: Final = 10.0
 
 _PROLOGUE: Final = b"dmsg/0.1 e2e"
 #: How each list begins; the key says whether its sender can do AES-256-GCM.
