@@ -254,22 +254,24 @@ class Relays:
 
     def lost(self, connection: RelayConnection) -> None:
         """See :class:`~dmsg.rmb.client.connection.ConnectionOwner`."""
-        carried, self._carried[connection] = self._carried[connection], {}
-        for parcel in carried:
+        self._post_again_of(connection)
+        for parcel in self._carried[connection]:
             parcel.via = None
-        self._post_again_of(carried, connection)
+        self._carried[connection].clear()
         self._owner.relay_lost(connection, was_connected=True)
 
     def doubted(self, connection: RelayConnection) -> None:
         """See :class:`~dmsg.rmb.client.connection.ConnectionOwner`."""
         if any(one.is_connected and not one.is_doubtful for one in self.connections):
-            self._post_again_of(list(self._carried[connection]), connection)
+            self._post_again_of(connection)
 
-    def _post_again_of(self, parcels: Iterable[Parcel], connection: RelayConnection) -> None:
-        """Send again those ``parcels`` of ``connection`` that may not have arrived."""
+    def _post_again_of(self, connection: RelayConnection) -> None:
+        """Send again those parcels of ``connection`` that may not have arrived."""
         certain_until = connection.heard_at - _CERTAIN_S
         now = self._clock.seconds()
-        for parcel in parcels:
+        for parcel in list(self._carried[connection]):
+            if parcel.via is not connection:  # sending another parcel has ended this one
+                continue
             if len(parcel.data) >= connection.too_long_bytes:
                 again = True  # it has certainly not arrived
             elif parcel.again is Again.IF_UNCERTAIN:

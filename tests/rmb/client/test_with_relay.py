@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import pytest_twisted
 from cryptography import x509
-from twisted.internet.defer import ensureDeferred
+from twisted.internet.defer import CancelledError, ensureDeferred
 from twisted.internet.ssl import Certificate, DefaultOpenSSLContextFactory
 
 from dmsg.glue.websocket import connect_websocket
@@ -108,6 +108,19 @@ def test_what_is_too_long_for_a_relay_fails_and_holds_up_nothing_else(world: Any
     with pytest.raises(CallRefused, match="the answer is too large"):
         world.result(answer, 0)
     assert world.result(caller.call(SERVICE, "echo", b"x", timeout=1)).data == b"x"
+
+
+def test_a_call_that_is_cancelled_because_another_one_was_too_long_is_not_sent_again(world: Any, real: Any) -> None:
+    relay = real(max_message_bytes=10_000)
+    handled = serve(world.client(SERVICE, relay))
+    caller = world.client(CALLER, relay, session="s")
+    too_long = ensureDeferred(caller.call(SERVICE, "echo", bytes(11_000), timeout=60))
+    other = ensureDeferred(caller.call(SERVICE, "echo", b"x", timeout=60))
+    too_long.addErrback(lambda failure: other.cancel())
+    other.addErrback(lambda failure: failure.trap(CancelledError))
+    world.settle(20)
+    assert too_long.called and other.called
+    assert handled == []
 
 
 def test_what_is_too_long_for_one_relay_goes_over_another_one(world: Any, real: Any) -> None:
