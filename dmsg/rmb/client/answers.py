@@ -149,7 +149,8 @@ class Answers:
     ) -> None:
         """Send the answer to the request ``uid`` of ``destination``, and keep it. It replaces an earlier one.
 
-        ``taken()`` is called when a relay has taken it, or when it is forgotten before; not by :meth:`stop`.
+        ``taken()`` is called when a relay has taken it, or when it is replaced or forgotten before; not by :meth:`stop`. An
+        answer without ``taken`` stands in for the earlier one, whose ``taken()`` is then called for it.
         """
         key = (destination, uid)
         request = self._requests.get(key)
@@ -161,7 +162,9 @@ class Answers:
         if request.relay:
             answer.prefer = (request.relay, *answer.prefer)
         request.answer = answer
-        request.taken = taken or request.taken
+        if taken is not None:
+            request.tell()
+            request.taken = taken
         request.expires_at = answer.expires_at
         self._put(key, request, self._kept, len(answer.data))
         answer.waits = partial(self._waits, key, request)

@@ -322,7 +322,8 @@ class Exchange:
         """Send an answer that was made elsewhere: uid, destination, response or error, ``plain`` and the rest.
 
         Returns when the answer is sent or waits for a relay. Raises a ``CallError`` that says why it cannot be sent. ``taken()``
-        is called when a relay has taken it, or it has expired or was forgotten before; not if we stop while it waits.
+        is called when a relay has taken it, or when it has expired, is replaced or is forgotten before; not if we stop while it
+        waits.
         """
         target = SessionAddress.of(envelope.destination)
         if self._stopped:

@@ -70,6 +70,8 @@ class Gateway:
         self._redis_problems: dict[str, str] = {"": "not asked yet"}
         self._work: Deferred[None] | None = None
         self._finishing = Tasks()
+        #: How often answers that were taken have been given back to their list.
+        self._replies_given_back = 0
         self._pauses: list[Deferred[None]] = []
         self._stopping = False
 
@@ -135,7 +137,13 @@ class Gateway:
         return True
 
     def _take_reply(self, data: bytes) -> None:
-        self.services.take(data, lambda: self._finishing.begin(self._finish(data)))
+        given_back = self._replies_given_back
+
+        def done() -> None:
+            if given_back == self._replies_given_back:  # else ``data`` is taken again, and done when that is
+                self._finishing.begin(self._finish(data))
+
+        self.services.take(data, done)
 
     async def _finish(self, data: bytes) -> None:
         """Make sure that the next process does not take ``data`` again."""
@@ -182,6 +190,7 @@ class Gateway:
                 if is_over or not was_given_back:
                     if requests is not None and not await requests.noted(TAKE_S):
                         return False
+                    self._replies_given_back += requests is None
                     await self._lists.give_back(taker.taken, taker.key)
                     was_given_back = True
                 if is_over:

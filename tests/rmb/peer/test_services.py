@@ -15,6 +15,7 @@ from twisted.internet.task import deferLater
 from twisted.logger import globalLogPublisher
 
 import dmsg
+from dmsg.glue.waiters import Waiters
 from dmsg.rmb.client.errors import EncryptionFailed, EnvelopeTooLarge, RegistryFailed, TwinUnknown
 from dmsg.rmb.client.exchange import Accepted, Exchange
 from dmsg.rmb.core.address import SessionAddress
@@ -406,17 +407,22 @@ async def test_an_answer_whose_destination_is_not_known_yet_when_the_peer_stops_
     assert [one.uid for one in second.exchange.answers] == ["uid"]
 
 
-@pytest_twisted.ensureDeferred
-async def test_an_answer_that_no_relay_has_taken_when_the_peer_stops_is_sent_by_the_next_one(
-    make_peer: Any, address: Any, reactor: Any
-) -> None:
+def without_relay(reactor: Any, address: Any) -> gateway.Gateway:
+    """A peer of twin 1 that reaches no relay."""
     registry = MemoryRegistry()
     registry.add(1)
     registry.add(7)
     dead = f"ws://127.0.0.1:{free_port()}"
-    first = gateway.Gateway(
+    return gateway.Gateway(
         reactor, address, lambda owner: Exchange(reactor, key_of(1), registry, [dead], owner, publish=False)
     )
+
+
+@pytest_twisted.ensureDeferred
+async def test_an_answer_that_no_relay_has_taken_when_the_peer_stops_is_sent_by_the_next_one(
+    make_peer: Any, address: Any, reactor: Any
+) -> None:
+    first = without_relay(reactor, address)
     second: Peer = make_peer(address)
     await first.start()
     await second.push(REPLY, ANSWER)
@@ -429,6 +435,39 @@ async def test_an_answer_that_no_relay_has_taken_when_the_peer_stops_is_sent_by_
     assert [one.uid for one in second.exchange.answers] == ["uid"]
     await second.gateway.stop()
     assert await second.ask("exists", REPLY, REPLY_TAKEN) == 0
+
+
+@pytest_twisted.ensureDeferred
+async def test_only_the_last_answer_to_a_request_stays_in_redis_until_a_relay_takes_it(
+    peer: Peer, address: Any, reactor: Any
+) -> None:
+    """A service answers twice; then the peer loses Redis, and is given what it had taken once more."""
+    await peer.gateway.stop()
+    one, taken = without_relay(reactor, address), Waiters[None]()
+    take = one.services.take
+
+    def note(data: bytes, done: Any) -> None:
+        take(data, done)
+        taken.fire(None)
+
+    one.services.take = note  # type: ignore[method-assign]
+    last = json.dumps({**ANSWER, "dat": "MTM="}).encode()
+    await one.start()
+    for message in (json.dumps(ANSWER).encode(), last):
+        is_taken = taken.wait()
+        await peer.push(REPLY, json.loads(message))
+        await is_taken
+    while await peer.ask("LLEN", REPLY_TAKEN) != 1:
+        await deferLater(reactor, 0)
+    is_taken = taken.wait()
+    for words in (("MULTI",), ("CLIENT", "KILL", "TYPE", "normal")):
+        await peer.ask(*words)
+    await peer.ask("EXEC")
+    await is_taken
+    await one.stop()
+    [left] = await peer.ask("LRANGE", REPLY_TAKEN, 0, -1)
+    assert json.loads(left) == json.loads(last)
+    await peer.ask("DEL", REPLY_TAKEN)
 
 
 @pytest_twisted.ensureDeferred
