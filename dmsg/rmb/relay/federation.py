@@ -169,6 +169,9 @@ class Federation:
             await self._idle.wait_at_most(limit_s, self._clock)
         for outgoing in list(self._outstanding):
             self._give_up(outgoing, RelayProblem.OVERLOADED)
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+            self._sweeping = None
 
     # --- which relay -----------------------------------------------------------------------------------------------
 
@@ -407,10 +410,6 @@ class Federation:
         self._held.remove(outgoing)
         self._charge(outgoing, "")
         if not self._outstanding:
-            if self._sweeping is not None:
-                self._sweeping.cancel()
-                self._sweeping = None
-            self._forget_lanes()
             self._idle.fire(None)
 
     def _charge(self, outgoing: Outgoing, relay: str) -> None:
@@ -443,14 +442,18 @@ class Federation:
             self._emit(RelayRankChanged(relay, rate))
 
     def _sweep(self) -> None:
-        """Give up envelopes that have expired while waiting, and forget idle lanes without recent failures."""
+        """Give up envelopes that have expired while waiting, and forget idle lanes without recent failures.
+
+        It is called once more after the last envelope. There may be thousands of lanes, so they are not all looked at each time
+        when nothing is under way, which may be after each envelope.
+        """
         self._sweeping = None
         unix_s = self._unix_time()
         expired = list(islice((one for one in self._outstanding if one.expires_at <= unix_s), _AT_ONCE))
         for outgoing in expired:
             self._give_up(outgoing, RelayProblem.EXPIRED)
+        self._forget_lanes()
         if self._outstanding:
-            self._forget_lanes()
             pause_s = 0.0 if len(expired) == _AT_ONCE else _SWEPT_EVERY_S
             self._sweeping = self._clock.callLater(pause_s, self._sweep)
 

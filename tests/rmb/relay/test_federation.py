@@ -186,6 +186,7 @@ def test_an_envelope_all_relays_refuse_fails_at_once_and_none_is_asked_twice(ben
     bench.relays.answers.update(a=404, b=413)
     bench.submit("x", "a", "b")
     assert bench.failed == [("x", RelayProblem.REJECTED)]
+    bench.pass_time(60)
     assert sorted(bench.relays.asked) == ["a", "b"]
     assert bench.clock.getDelayedCalls() == []
 
@@ -752,6 +753,28 @@ def test_nothing_is_kept_of_relays_that_have_taken_what_was_for_them(bench: Benc
     gc.collect()
     assert bench.federation.accepted == 100
     assert sum(type(one) is Lane for one in gc.get_objects()) <= 1
+
+
+def test_relays_that_have_failed_cost_nothing_for_envelopes_to_others(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each envelope is the only one under way. Twins may have named thousands of relays that do not exist."""
+    for number in range(500):
+        bench.relays.answers[f"r{number}"] = Reason.HOST_NOT_FOUND
+        bench.submit(str(number), f"r{number}", twin=number + 1, lifetime_s=1)
+    bench.pass_time(20)
+    asked: list[str] = []
+    rate = Ranker.rate
+
+    def note(self: Ranker, relay: str, now: float) -> float:
+        asked.append(relay)
+        return rate(self, relay, now)
+
+    monkeypatch.setattr(Ranker, "rate", note)
+    for number in range(100):
+        bench.submit(str(number), "good", twin=1_000)
+    assert bench.federation.accepted == 100
+    assert len(asked) < 2_000
 
 
 def test_posts_to_all_relays_are_bounded_and_relays_take_turns() -> None:
