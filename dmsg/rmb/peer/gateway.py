@@ -23,6 +23,7 @@ from dmsg.rmb.client.exchange import Accepted, Exchange, ExchangeOwner
 from dmsg.rmb.peer.commands import LOCAL, LOCAL_TAKEN, REPLY, REPLY_TAKEN
 from dmsg.rmb.peer.redis import RedisLists
 from dmsg.rmb.peer.requests import Requests
+from dmsg.rmb.peer.retries import Retries
 from dmsg.rmb.peer.services import Services
 from dmsg.sansio.backoff import Backoff
 from dmsg.sansio.jitter import Jitter
@@ -30,6 +31,8 @@ from dmsg.sansio.jitter import Jitter
 _log = Logger()
 #: The pauses after failures of Redis, in seconds.
 _REDIS_PAUSES: Final = Backoff(0.1, 2.0)
+#: Seconds after which the end of an answer is written again, even if Redis has not taken one of those before it.
+_TURN_S: Final = 60.0
 #: Seconds that messages on their way to Redis have to arrive when the peer stops.
 STOP_TIMEOUT_S: Final = 2.0
 
@@ -70,6 +73,7 @@ class Gateway:
         self._redis_problems: dict[str, str] = {"": "not asked yet"}
         self._work: Deferred[None] | None = None
         self._finishing = Tasks()
+        self._retries = Retries(reactor)
         #: How often answers that were taken have been given back to their list.
         self._replies_given_back = 0
         self._pauses: list[Deferred[None]] = []
@@ -152,7 +156,7 @@ class Gateway:
                 with suppress(RedisRefused):
                     await self._lists.done(REPLY_TAKEN, data)
                 return
-            await deferLater(self._reactor, _REDIS_PAUSES.first_s)
+            await self._retries.turn(_TURN_S)  # there may be thousands: relays take all at once that waited for them
 
     async def _try_until_done(self, step: Callable[[], Awaitable[bool]], key: str = "") -> None:
         """Retry ``step``, which returns whether Redis was asked, until it does not fail."""

@@ -471,6 +471,38 @@ async def test_only_the_last_answer_to_a_request_stays_in_redis_until_a_relay_ta
 
 
 @pytest_twisted.ensureDeferred
+async def test_a_redis_that_takes_no_writes_is_not_asked_by_each_answer_that_is_done(peer: Peer, reactor: Any) -> None:
+    """Relays are back, and take all answers that waited. Redis has no replica, or cannot write to its disk."""
+    waiting: list[Any] = []
+
+    async def send(envelope: Envelope, taken: Any) -> None:
+        waiting.append(taken)
+
+    async def asked() -> int:
+        found = re.search(rb"errorstat_NOREPLICAS:count=(\d+)", await peer.ask("INFO", "errorstats"))
+        return int(found[1]) if found else 0
+
+    peer.exchange.send = send  # type: ignore[method-assign]
+    for number in range(200):
+        await peer.push(REPLY, {**ANSWER, "ref": str(number)})
+    while len(waiting) < 200:
+        await deferLater(reactor, 0.01)
+    await peer.ask("CONFIG", "RESETSTAT")
+    await peer.ask("CONFIG", "SET", "min-replicas-to-write", "1")
+    try:
+        for taken in waiting:
+            taken()
+        while await asked() < 200:
+            pass
+        await deferLater(reactor, 0.5)
+        assert await asked() < 230
+    finally:
+        await peer.ask("CONFIG", "SET", "min-replicas-to-write", "0")
+    while await peer.ask("EXISTS", REPLY_TAKEN):
+        await deferLater(reactor, 0.01)
+
+
+@pytest_twisted.ensureDeferred
 async def test_a_request_that_comes_while_the_peer_stops_and_cannot_be_handed_out_is_refused(
     make_peer: Any, redis_process: Any, monkeypatch: Any
 ) -> None:
