@@ -245,6 +245,9 @@ class Relays:
 
     def connected(self, connection: RelayConnection) -> None:
         """See :class:`~dmsg.rmb.client.connection.ConnectionOwner`."""
+        if connection.too_long_bytes < float("inf"):
+            # It may close again at the next message that is too long. The shortest go first, so that these arrive before.
+            self._waiting = dict.fromkeys(sorted(self._waiting, key=lambda parcel: len(parcel.data)))
         self._post_waiting()
         self._owner.relay_connected(connection)
 

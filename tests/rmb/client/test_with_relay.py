@@ -123,6 +123,22 @@ def test_a_call_that_is_cancelled_because_another_one_was_too_long_is_not_sent_a
     assert handled == []
 
 
+def test_what_is_short_waits_for_one_connection_however_much_is_too_long(world: Any, real: Any) -> None:
+    """Of different lengths, only the longest is known to be too long when the relay closes."""
+    relay = real(max_message_bytes=10_000)
+    serve(world.client(SERVICE, relay))
+    caller = world.client(CALLER, relay, session="s")
+    lengths = range(11_000, 15_000, 100)
+    too_long = [ensureDeferred(caller.call(SERVICE, "echo", bytes(length), timeout=60)) for length in lengths]
+    call = ensureDeferred(caller.call(SERVICE, "echo", b"x", timeout=60))
+    world.settle(5)
+    assert world.result(call, 0).data == b"x"
+    world.settle(50)
+    for one in too_long:
+        with pytest.raises(EnvelopeTooLarge):
+            world.result(one, 0)
+
+
 def test_what_is_too_long_for_one_relay_goes_over_another_one(world: Any, real: Any) -> None:
     strict, lax = real(9000, max_message_bytes=10_000), real(9001)
     serve(world.client(SERVICE, strict, lax))
