@@ -9,7 +9,7 @@ from dmsg.address import DmsgAddress
 from dmsg.clients.transport import Carrier, RelayTransport
 from dmsg.errors import DmsgError
 from dmsg.glue.stream_transport import CUT, AbortReason, TransportLost
-from dmsg.messaging.core.channel import UNOWNED, Channel, ChannelOwner
+from dmsg.messaging.core.channel import UNOWNED, Channel, ChannelOwner, ChannelState
 from dmsg.messaging.core.errors import ChannelDeadline, ChannelEndReason, PeerGone, end_error
 
 _REASONS = {
@@ -50,6 +50,10 @@ class ChannelTransport(RelayTransport[Channel], ChannelOwner):
 
     def _cut_error(self) -> DmsgError:
         return PeerGone(CUT)
+
+    def _close_stream(self) -> None:
+        if self.stream.state is not ChannelState.CLOSED:  # else it ended in this read, and the transport is told next
+            super()._close_stream()
 
     def _abort_stream(self, why: AbortReason) -> None:
         self._carrier.connection.abort(self.stream)

@@ -604,6 +604,26 @@ async def test_a_peer_that_closes_without_taking_what_was_written_ends_no_channe
 
 
 @sync
+async def test_a_close_in_the_read_in_which_the_peer_has_dropped_the_channel_is_not_clean(net):
+    """What was written before did not arrive."""
+    async with net() as world:
+        world.serve()
+        here, there = await world.pair()
+        there.transport.pauseProducing()
+        here.transport.write(bytes(50_000))
+        await world.settle()
+        here.on_data = lambda data: here.transport.loseConnection()
+        [session] = world.bob.pool.sessions.values()
+        there.transport.write(b"bye")
+        session.shell.flush()
+        there.transport.abortConnection()
+        await world.wait(here.when_lost())
+        assert here.received == b"bye"
+        assert isinstance(cause(here), PeerGone)
+        assert not len(world.alice.transports)
+
+
+@sync
 async def test_a_protocol_that_closes_on_what_it_reads_has_taken_it(net):
     async with net() as world:
         world.serve()
