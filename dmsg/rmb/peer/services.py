@@ -36,6 +36,9 @@ WAITING_REQUESTS_BYTES_OF_A_TWIN: Final = 16 * 1024 * 1024
 #: Bytes of services' answers whose twin is being looked up; above that, no more are taken from their list. The same limit holds
 #: for answers whose twin is looked up again because the registry has failed; above that, they are dropped.
 LOOKED_UP_BYTES: Final = 16 * 1024 * 1024
+#: Bytes of services' answers, as they are in Redis, that are not done: the peer holds each until it is done, to remove it there.
+#: The limit matters for long answers that become short errors; for others the exchange's limits are reached first.
+UNDONE_BYTES: Final = 64 * 1024 * 1024
 #: Seconds to wait for room for more answers before checking whether the peer stops.
 ROOM_S: Final = 1.0
 #: Seconds until a registry that has failed is asked again for an answer's twin.
@@ -66,7 +69,7 @@ class Services:
         self._hands = Tasks()
         self._retries = Retries(clock)
         self._sends = Tasks()
-        self._sending_bytes = self._retried_bytes = 0
+        self._sending_bytes = self._retried_bytes = self._undone_bytes = 0
         self._room: Waiters[None] = Waiters()
 
     @property
@@ -174,7 +177,8 @@ class Services:
 
     @property
     def _has_room(self) -> bool:
-        return self._exchange.takes_answers and self._sending_bytes < LOOKED_UP_BYTES
+        mine = self._sending_bytes < LOOKED_UP_BYTES and self._undone_bytes < UNDONE_BYTES
+        return mine and self._exchange.takes_answers
 
     def answers_have_room(self) -> None:
         """See :class:`~dmsg.rmb.client.exchange.ExchangeOwner`."""
@@ -193,7 +197,14 @@ class Services:
         else:
             size = len(data) + _REQUEST_BYTES
             self._sending_bytes += size
-            self._sends.begin(self._send(envelope, size, done))
+            self._undone_bytes += size
+
+            def over() -> None:
+                self._undone_bytes -= size
+                self._room.fire(None)
+                done()
+
+            self._sends.begin(self._send(envelope, size, over))
 
     async def _send(self, envelope: Envelope, size: int, done: Callable[[], object]) -> None:
         try:

@@ -138,6 +138,34 @@ async def test_answers_stay_in_their_list_while_many_wait_for_the_registry(peer:
 
 
 @pytest_twisted.ensureDeferred
+async def test_answers_stay_in_their_list_while_many_bytes_wait_for_a_relay(peer: Peer, monkeypatch: Any) -> None:
+    """Also if they become short errors."""
+    monkeypatch.setattr(services, "UNDONE_BYTES", 150_000, raising=False)
+    waiting: list[Any] = []
+
+    async def send(envelope: Envelope, taken: Any) -> None:
+        waiting.append(taken)
+
+    monkeypatch.setattr(peer.exchange, "send", send)
+    failed = {**ANSWER, "dat": "A" * 100_000, "err": {"code": 1, "message": "failed"}}
+    for number in range(5):
+        await peer.push(REPLY, {**failed, "ref": str(number)})
+    while len(waiting) < 2:
+        await peer.ask("ping")
+    for _ in range(100):
+        await peer.ask("ping")
+    assert await peer.ask("llen", REPLY) == 3
+    done = 0
+    while done < 5:
+        if done < len(waiting):
+            waiting[done]()
+            done += 1
+        await peer.ask("ping")
+    while await peer.ask("exists", REPLY, REPLY_TAKEN):
+        pass
+
+
+@pytest_twisted.ensureDeferred
 async def test_an_answer_is_sent_when_the_registry_works_again(peer: Peer, monkeypatch: Any) -> None:
     monkeypatch.setattr(services, "LOOK_UP_AGAIN_S", 0.01)
     problems: list[Exception] = [RegistryFailed(SessionAddress(7), "unavailable") for _ in range(3)]
