@@ -50,8 +50,8 @@ from dmsg.relays.errors import ServerLost
 
 #: The shortest limit on frames that a server may announce; a lower one counts as this, because a REQUEST may be longer.
 _FRAME_FLOOR_BYTES: Final = 1_024
-#: Flush after so many transports that opened or were offered in one read, so that the server and the peers go on while the
-#: rest is handled. Otherwise each of many dials would wait for all others.
+#: Flush after so many transports that opened, were offered, or whose handshake messages came in one read, so that the server and
+#: the peers go on while the rest is handled. Otherwise each of many dials would wait for all others.
 _FLUSH_ANSWERS: Final = 8
 
 
@@ -186,6 +186,7 @@ class ServerSession(RelaySession[SessionUser, DmsgTransport]):
                     answers += 1
                 case UpgradeReceived():
                     event.stream.owner.upgraded()
+                    answers += 1
                 case Confirmed():
                     event.stream.owner.confirmed()
                 case EndAcked():

@@ -7,6 +7,8 @@ from twisted.internet.defer import DeferredList, ensureDeferred
 from twisted.internet.protocol import Factory, Protocol
 
 from dmsg.mux.core.e2e_negotiation import Security
+from dmsg.mux.core.plain_stream import PlainStream
+from dmsg.mux.core.stream import Stream
 from dmsg.mux.core.wire import FWD
 from dmsg.testing.hostile import drop
 from dmsg.testing.memory import MemoryNetwork
@@ -60,3 +62,28 @@ async def test_dials_through_a_base_relay_do_not_wait_for_others_whose_peer_is_s
         assert silent.hits == 8
         assert [dial.called for dial in dials] == 8 * [False] + (DIALS - 8) * [True]
         DeferredList(dials[:8], consumeErrors=True)
+
+
+@sync
+async def test_answers_to_dials_through_a_base_relay_go_out_before_all_of_them_are_made() -> None:
+    async with AliceAndBob(extended=False) as net:
+        net.serve()
+        (session,) = net.bob.pool.sessions.values()
+        accept, write = session.connection.accept, session.shell.transport.write
+        accepted = 0
+        accepted_at_writes: list[int] = []
+
+        def count(stream: PlainStream) -> Stream:
+            nonlocal accepted
+            accepted += 1
+            return accept(stream)
+
+        def spy(data: bytes) -> None:
+            accepted_at_writes.append(accepted)
+            write(data)
+
+        session.connection.accept, session.shell.transport.write = count, spy
+        dials = [ensureDeferred(net.alice.dial(net.bob.public_key, security=Security.E2E)) for _ in range(DIALS)]
+        await net.wait(DeferredList(dials, fireOnOneErrback=True))
+        while_accepting = {count for count in accepted_at_writes if 0 < count < DIALS}
+        assert len(while_accepting) >= 2, accepted_at_writes
