@@ -87,6 +87,10 @@ class ClientSource(TypingProtocol[C_co]):
     def reactor(self) -> IReactorTime:
         """Its clock."""
 
+    @property
+    def shutting_down(self) -> bool:
+        """Whether the client ends because the reactor shuts down."""
+
     async def acquire(self) -> C_co:
         """A running client, held until :meth:`release`."""
 
@@ -111,6 +115,11 @@ class Borrowed(ClientSource[C]):
     def reactor(self) -> IReactorTime:
         """The client's."""
         return self._client.reactor
+
+    @property
+    def shutting_down(self) -> bool:
+        """Never: its owner ends the client."""
+        return False
 
     async def acquire(self) -> C:
         """The client."""

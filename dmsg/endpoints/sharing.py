@@ -76,6 +76,11 @@ class SharedClient(Generic[T, C]):
         reactor: IReactorTime = self._registry.reactor
         return reactor
 
+    @property
+    def shutting_down(self) -> bool:
+        """See :class:`~dmsg.endpoints.client.ClientSource`."""
+        return self._registry.closed
+
     async def acquire(self) -> C:
         """See :class:`~dmsg.endpoints.client.ClientSource`. Raises ``DmsgError`` once the reactor shuts down."""
         self.hold()
@@ -172,7 +177,8 @@ class SharedClients(Generic[T, C]):
         self._known: WeakValueDictionary[object, SharedClient[T, C]] = WeakValueDictionary()
         self._running: set[SharedClient[T, C]] = set()
         self._trigger: object = None
-        self._closed = False
+        #: Whether the reactor shuts down.
+        self.closed = False
 
     def get(self, settings: SharedSettings[T]) -> SharedClient[T, C]:
         """The one source for all ``settings`` of the same identity.
@@ -191,7 +197,7 @@ class SharedClients(Generic[T, C]):
 
     def check_open(self) -> None:
         """Raise ``DmsgError`` once the reactor shuts down."""
-        if self._closed:
+        if self.closed:
             raise DmsgError("the reactor is shutting down")
 
     def started(self, shared: SharedClient[T, C]) -> None:
@@ -208,7 +214,7 @@ class SharedClients(Generic[T, C]):
             self.reactor.removeSystemEventTrigger(trigger)
 
     def _shut_down(self) -> Deferred[Any]:
-        self._closed = True
+        self.closed = True
         self._trigger = None
         return DeferredList([shared.stop() for shared in list(self._running)])
 

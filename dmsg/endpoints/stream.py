@@ -20,6 +20,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from dmsg.address import DmsgAddress, check_service_name
+from dmsg.clients.errors import ClientStopped
 from dmsg.clients.limits import ListenerLimits
 from dmsg.endpoints.client import Borrowed, C, Client, ClientSource, Port, Transport
 from dmsg.endpoints.held_port import HeldPort
@@ -158,7 +159,8 @@ class ServerEndpoint(Generic[C]):
 
     def listen(self, protocolFactory: IProtocolFactory) -> Deferred[IListeningPort]:
         """Fires with the port when it can be reached; fails with ``CannotListenError``, or with a ``DmsgError`` when
-        the client of a string cannot begin, as a connect does. Cancelling undoes it.
+        the client of a string cannot begin, as a connect does. Cancelling undoes it. When the reactor shuts down while
+        the client of a string waits to be reached, it does neither: a program that is interrupted has no error to report.
 
         The port's ``getHost`` returns the address to dial.
         """
@@ -177,6 +179,8 @@ class ServerEndpoint(Generic[C]):
             if port is not None:
                 port.stopListening()
             self._source.release()
+            if isinstance(error, ClientStopped) and self._source.shutting_down:
+                await Deferred()  # until cancelled
             if isinstance(error, DmsgError):
                 where = self.service if port is None else str(port.getHost()).removeprefix(f"{client.scheme}:")
                 raise CannotListenError(client.scheme, where, error) from error

@@ -701,6 +701,26 @@ async def test_the_end_of_the_reactor_stops_shared_clients(key_file):
 
 
 @pytest_twisted.ensureDeferred
+async def test_a_listen_that_waits_when_the_reactor_ends_reports_no_error_and_can_be_cancelled():
+    memory = _Triggers()
+    memory.silence("127.0.0.1", 9)
+    settings = ClientSettings(servers=[PinnedServer.parse(PIN)])
+    registry = SharedClients(memory, DmsgClient.from_parts, None)
+    listening = DmsgServerEndpoint(registry.get(SharedSettings(SecretKey.generate(), settings))).listen(
+        CountingFactory()
+    )
+    over = memory.shut_down()
+    while not over.called:
+        memory.advance(1.0)
+    assert not listening.called
+    listening.cancel()
+    with pytest.raises(CancelledError):
+        await listening
+    memory.advance(0.0)
+    assert memory.getDelayedCalls() == [] and memory.triggers == {}
+
+
+@pytest_twisted.ensureDeferred
 async def test_no_trigger_is_left_in_the_reactor(key_file):
     memory = _Triggers()
     async with LocalNetwork(memory, relays=1, discovery=None) as network:

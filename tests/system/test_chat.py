@@ -6,7 +6,11 @@ import signal
 
 import pytest
 import pytest_twisted
+from twisted.internet.defer import Deferred
+from twisted.internet.endpoints import TCP4ServerEndpoint
+from twisted.internet.protocol import Factory, Protocol
 
+from dmsg.crypto.keys import SecretKey
 from dmsg.testing.network import LocalNetwork
 
 pytestmark = pytest.mark.system
@@ -64,3 +68,29 @@ async def test_over_the_messaging_system(reactor, start, secret_of, discovery):
     async with LocalNetwork(reactor, relays=0, messaging_relays=2, discovery=discovery) as network:
         how = network.messaging_endpoint_arguments
         await chat(start, f"messaging:key={key_file}:{how}", lambda host: f"{host}:{how}")
+
+
+class Silent(Protocol):
+    """Says nothing; its factory's ``met`` fires with the first connection."""
+
+    def connectionMade(self):
+        if not self.factory.met.called:
+            self.factory.met.callback(None)
+
+
+@pytest.mark.parametrize("scheme", ["dmsg", "messaging"])
+@pytest_twisted.ensureDeferred
+async def test_a_server_that_is_interrupted_while_no_relay_answers_just_ends(reactor, start, secret_of, scheme):
+    key_file, _ = secret_of()
+    factory = Factory.forProtocol(Silent)
+    factory.met = Deferred()
+    port = await TCP4ServerEndpoint(reactor, 0, interface="127.0.0.1").listen(factory)
+    try:
+        relay = f"{SecretKey.generate().public_key}@127.0.0.1\\:{port.getHost().port}"
+        server = start("chat_server.py", f"{scheme}:key={key_file}:server={relay}")
+        await factory.met
+        server.kill(signal.SIGINT)
+        assert await server.ended() == 0
+        assert server.output == ""
+    finally:
+        await port.stopListening()
