@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+from dmsg.address import RedisAddress
 from dmsg.errors import DmsgError
 
 
 class RedisAway(DmsgError):
-    """Redis is not there, or not able to work; a later attempt may succeed.
+    """``redis`` is not there, or not able to work; a later attempt may succeed.
 
     ``reason`` says what is known, ``maybe_done`` whether the command may have been carried out nevertheless.
     """
 
-    def __init__(self, reason: str, *, maybe_done: bool) -> None:
-        super().__init__(f"Redis failed: {reason}")
+    def __init__(self, redis: RedisAddress, reason: str, *, maybe_done: bool) -> None:
+        super().__init__(f"{redis} failed: {reason}")
+        self.redis = redis
         self.reason = reason
         self.maybe_done = maybe_done
 
 
 class RedisRefused(DmsgError):
-    """Redis does not carry out this command, now or later: the key is no list, for instance. ``reason`` is its own text."""
+    """``redis`` does not carry out this command, now or later: the key is no list, for instance. ``reason`` is its own text."""
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(f"Redis refused: {reason}")
+    def __init__(self, redis: RedisAddress, reason: str) -> None:
+        super().__init__(f"{redis} refused: {reason}")
+        self.redis = redis
         self.reason = reason

@@ -64,9 +64,9 @@ def _error_of(reply: ReplyError) -> str:
     return reply.text if found is None else reply.text[found.end() :]
 
 
-def _refusal(reply: ReplyError) -> RedisAway | RedisRefused:
+def _refusal(redis: RedisAddress, reply: ReplyError) -> RedisAway | RedisRefused:
     text = _error_of(reply)
-    return RedisAway(text, maybe_done=False) if text.startswith(_NOT_NOW) else RedisRefused(text)
+    return RedisAway(redis, text, maybe_done=False) if text.startswith(_NOT_NOW) else RedisRefused(redis, text)
 
 
 class RedisConnection:
@@ -83,9 +83,9 @@ class RedisConnection:
         *,
         scripts: Sequence[str] = (),
     ) -> None:
+        self.address = address
         #: Why there is no connection; "" while there is one.
         self.problem = "not connected"
-        self._address = address
         self._reactor = reactor
         self._scripts = scripts
         self._shell: Shell | None = None
@@ -132,7 +132,7 @@ class RedisConnection:
         if not self._closed:
             await self._connected.wait_at_most(wait_s, self._reactor)
         if self.problem:
-            raise RedisAway(self.problem, maybe_done=False)
+            raise RedisAway(self.address, self.problem, maybe_done=False)
         return await self._send(words, patience_s)
 
     def _send(self, words: tuple[Word, ...], patience_s: float) -> Deferred[Any]:
@@ -152,7 +152,7 @@ class RedisConnection:
     def _connect(self) -> None:
         self._pause = None
         core = RespClient()
-        endpoint = client_endpoint(self._reactor, self._address.server, REPLY_TIMEOUT_S)
+        endpoint = client_endpoint(self._reactor, self.address.server, REPLY_TIMEOUT_S)
         self._attempt = endpoint.connect(quiet_factory(lambda: Shell(core, self, self._reactor)))
         self._attempt.addCallbacks(self._opened, self._failed, callbackArgs=(core,))
 
@@ -162,7 +162,7 @@ class RedisConnection:
             self._retry("connection lost")
             return
         self._shell, self._core = shell, core
-        address, first = self._address, []
+        address, first = self.address, []
         if address.password is not None:
             user = () if address.username is None else (address.username,)
             first.append(self._send(("AUTH", *user, address.password), REPLY_TIMEOUT_S))
@@ -225,7 +225,7 @@ class RedisConnection:
             if waiting.called:
                 continue  # cancelled
             if isinstance(reply, ReplyError):
-                waiting.errback(_refusal(reply))
+                waiting.errback(_refusal(self.address, reply))
             else:
                 waiting.callback(reply)
 
@@ -235,7 +235,7 @@ class RedisConnection:
         if now - self._demoted_at >= DEMOTED_S:
             self._demoted_at = now
             self.problem = "a replica"
-            shell.fail(RedisAway(self.problem, maybe_done=True))
+            shell.fail(RedisAway(self.address, self.problem, maybe_done=True))
 
     def after_read(self, shell: Shell) -> None:
         """Send the commands that the replies led to."""
@@ -252,7 +252,7 @@ class RedisConnection:
         waiting, self._replies = self._replies, deque()
         for one in waiting:
             if not one.called:
-                one.errback(RedisAway(why, maybe_done=True))
+                one.errback(RedisAway(self.address, why, maybe_done=True))
         self._lost.fire(None)
 
 

@@ -953,7 +953,9 @@ async def test_writes_to_a_redis_that_is_not_there_do_not_wait_for_each_other(ma
     network.advance(OPERATION_TIMEOUT_S + 0.1)
     assert all(write.called for write in writes)
     for write in writes:
-        assert str(await refused(DiscoveryUnavailable, write)) == "Redis failed: 'connection refused'"
+        assert (
+            str(await refused(DiscoveryUnavailable, write)) == "redis://127.0.0.1:6379/0 failed: 'connection refused'"
+        )
     await store.close()
 
 

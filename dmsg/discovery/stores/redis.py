@@ -304,10 +304,12 @@ class RedisStore:
         try:
             return await asked.addTimeout(OPERATION_TIMEOUT_S, self._reactor)
         except TimeoutError:
-            raise DiscoveryUnavailable(f"Redis has not answered within {OPERATION_TIMEOUT_S:g} s") from None
+            raise DiscoveryUnavailable(
+                f"{self._redis.address} has not answered within {OPERATION_TIMEOUT_S:g} s"
+            ) from None
         except Exception as error:
             reason = quoted(getattr(error, "reason", type(error).__name__))
-            raise DiscoveryUnavailable(f"Redis failed: {reason}") from error
+            raise DiscoveryUnavailable(f"{self._redis.address} failed: {reason}") from error
 
     def get(self, public_key: PublicKey, now_ns: int) -> Deferred[Entry]:
         """See :class:`~dmsg.interfaces.IEntryStore`."""

@@ -202,13 +202,14 @@ async def test_who_serves_says_once_that_its_redis_takes_nothing(
     tried: Deferred[None] = Deferred()
 
     class Stuck:
-        def __init__(self, *_: object) -> None:
+        def __init__(self, address: RedisAddress, *_: object) -> None:
+            self.address = address
             self.trials = 0
 
         async def take(self) -> bytes | None:
             self.trials += 1
             if self.trials < 50:
-                raise RedisAway("MISCONF it cannot persist on disk", maybe_done=False)
+                raise RedisAway(self.address, "MISCONF it cannot persist on disk", maybe_done=False)
             if not tried.called:
                 tried.callback(None)
             return await Deferred()
@@ -237,9 +238,11 @@ async def test_a_command_whose_key_is_no_list_ends(bus: Any, redis_url: str, rea
 async def test_without_a_peer_or_a_redis_a_call_fails(bus: Any, redis_url: str) -> None:
     error = await refused(bus.run(run_call, 2, "x", b"", redis=redis_url, timeout_s=0.5))
     assert error.exit == Exit.UNREACHABLE and "rmb-peer" in str(error)
-    nothing = f"redis://127.0.0.1:{free_port()}"
+    port = free_port()
+    nothing = f"redis://me:secret@127.0.0.1:{port}/3"
     error = await refused(bus.run(run_call, 2, "x", b"", redis=nothing, timeout_s=0.5))
-    assert error.exit == Exit.UNREACHABLE and "Redis" in str(error)
+    assert error.exit == Exit.UNREACHABLE
+    assert str(error) == f"redis://127.0.0.1:{port}/3 failed: connection refused"
 
 
 @pytest.mark.parametrize("command", ["system.local", "backlog.x", "a\nb"])

@@ -248,7 +248,7 @@ class LostPush:
         async def lose_the_first(lists: RedisLists, *arguments: Any, **options: Any) -> bool:
             if not self.is_over:
                 self.is_over = True
-                raise RedisAway("connection lost", maybe_done=maybe_done)
+                raise RedisAway(lists.redis.address, "connection lost", maybe_done=maybe_done)
             return await push_once(lists, *arguments, **options)
 
         monkeypatch.setattr(RedisLists, "push_once", lose_the_first)

@@ -264,7 +264,7 @@ async def test_what_is_wrong_with_the_list_of_requests_is_not_forgotten_while_a_
 
     async def away_for_a_while(self: RedisLists, *arguments: Any) -> None:
         if noting:
-            raise RedisAway("OOM", maybe_done=False)
+            raise RedisAway(self.redis.address, "OOM", maybe_done=False)
 
     monkeypatch.setattr(RedisLists, "done", away_for_a_while)
     monkeypatch.setattr(gateway, "_REDIS_PAUSES", Backoff(0.001, 0.001))
@@ -394,7 +394,7 @@ async def test_a_list_that_is_none_is_told_of_once_while_the_other_one_works(pee
 
     def observe(event: Any) -> None:
         text = formatEvent(event)
-        if "Redis" in text:
+        if "edis" in text:
             said.append(text)
 
     while peer.gateway.redis_problem:
@@ -408,7 +408,7 @@ async def test_a_list_that_is_none_is_told_of_once_while_the_other_one_works(pee
             await peer.push(LOCAL, local(dst=[8], ret="here"))
             assert (await peer.take("here"))["src"] == "8"
         assert peer.gateway.redis_problem.startswith("WRONGTYPE")
-        assert [text.partition(":")[0] for text in said] == ["Redis refused"]
+        assert [text.partition(": ")[0] for text in said] == [f"{peer.lists.redis.address} refused"]
         await peer.ask("DEL", REPLY)
         while peer.gateway.redis_problem:
             await peer.ask("PING")
@@ -528,12 +528,12 @@ async def test_an_answer_that_was_taken_before_redis_stopped_is_not_pushed_again
         tries.append(await push_once(self, *arguments, **options))
         if len(tries) == 1:
             assert (await peer.take("answers"))["ref"] == "mine"
-            raise RedisAway("connection lost", maybe_done=True)
+            raise RedisAway(self.redis.address, "connection lost", maybe_done=True)
         return tries[-1]
 
     async def away_for_a_while(self: RedisLists, *arguments: Any) -> None:
         if len(tries) < 2:
-            raise RedisAway("connection lost", maybe_done=True)
+            raise RedisAway(self.redis.address, "connection lost", maybe_done=True)
         await done(self, *arguments)
 
     monkeypatch.setattr(RedisLists, "push_once", lose_the_reply)
