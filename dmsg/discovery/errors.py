@@ -190,7 +190,8 @@ class DocumentError(DmsgError):
     """
 
     def __init__(self, reason: str, detail: str = "") -> None:
-        super().__init__(f"{reason.replace('_', ' ')}: {detail}" if detail else reason.replace("_", " "))
+        text = reason.replace("_", " ").replace("json", "JSON")
+        super().__init__(f"{text}: {detail}" if detail and not detail.startswith(text) else detail or text)
         self.reason = reason
         self.detail = detail
 

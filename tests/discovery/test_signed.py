@@ -125,6 +125,20 @@ def test_what_is_wrong_with_a_list_is_said(data, reason):
     assert caught.value.reason == reason
 
 
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (b"{", "not JSON (JSONDecodeError)"),
+        (b'{"a":1,"a":1}', "not JSON: an object has two members of one name"),
+        (b"[]", "wrong format: not an object"),
+    ],
+)
+def test_what_is_wrong_with_a_list_is_said_once(data, text):
+    with pytest.raises(relay_list.RelayListError) as caught:
+        RelayList.parse(data, TRUSTED, NOW_S)
+    assert str(caught.value) == text
+
+
 def test_an_older_list_does_not_take_the_place_of_a_newer_one():
     newer = RelayList.parse(spoiled(issued=NOW_S + 1), TRUSTED, NOW_S)
     with pytest.raises(relay_list.RelayListError) as caught:
