@@ -40,7 +40,15 @@ def server_endpoint(reactor: Any, text: str) -> IStreamServerEndpoint:
     except LookupError:
         if not text.startswith("systemd:"):
             raise
-        raise ValueError("systemd has given this program no such socket") from None
+        raise ValueError(_no_such_socket(os.environ.get("LISTEN_FDNAMES", ""))) from None
+
+
+def _no_such_socket(names: str) -> str:
+    """Why systemd's socket is not there. Twisted takes none unless ``names``, LISTEN_FDNAMES, has a name for each."""
+    if not names:
+        return "systemd has given this program no such socket: LISTEN_FDNAMES is not set"
+    told = f"LISTEN_FDNAMES is {names}, so LISTEN_FDS must be {names.count(':') + 1} and LISTEN_PID this process"
+    return f"systemd has given this program no such socket: {told}"
 
 
 def address_text(port: IListeningPort) -> str:

@@ -197,6 +197,23 @@ def test_mistakes_end_with_one_line(module: Any, arguments: str, line: str) -> N
     assert refusal(module, *arguments.split()).startswith(line)
 
 
+@pytest.mark.parametrize(
+    ("names", "why"),
+    [
+        (None, "LISTEN_FDNAMES is not set"),
+        ("a:b", "LISTEN_FDNAMES is a:b, so LISTEN_FDS must be 2 and LISTEN_PID this process"),
+    ],
+)
+def test_why_a_socket_of_systemd_is_not_there_is_told(
+    monkeypatch: pytest.MonkeyPatch, names: str | None, why: str
+) -> None:
+    monkeypatch.delenv("LISTEN_FDNAMES", raising=False)
+    if names is not None:
+        monkeypatch.setenv("LISTEN_FDNAMES", names)
+    told = refusal(discovery, "--listen", "systemd:domain=INET:index=0")
+    assert told.endswith(f": systemd has given this program no such socket: {why}")
+
+
 def test_a_discovery_that_is_no_url_is_a_mistake_too(key_file: Any) -> None:
     where = f"--key {key_file(KEY)} --public-address 127.0.0.1:1 --discovery nowhere"
     assert refusal(server, *where.split()).startswith("dmsg-server: discovery: must be http://host:port, not 'nowhere'")
