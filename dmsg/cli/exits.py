@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Any, Final
 
-from dmsg.crypto.errors import CryptoError, InvalidSignature
+from dmsg.crypto.errors import CryptoError, InvalidSignature, KeyFileError
 from dmsg.discovery.errors import (
     DiscoveryError,
     DiscoveryUnavailable,
@@ -39,7 +39,7 @@ class Exit(IntEnum):
 MEANINGS: Final[dict[Exit, str]] = {
     Exit.OK: "done",
     Exit.FAILED: "failed",
-    Exit.USAGE: "the command line or a setting is wrong",
+    Exit.USAGE: "the command line, a setting or a key file is wrong",
     Exit.NOT_FOUND: "not found: no such entry",
     Exit.UNREACHABLE: "the peer, or every server, is unreachable",
     Exit.UNVERIFIED: "verification failed: a hash, a signature or an echo is wrong",
@@ -67,6 +67,8 @@ def exit_code(error: BaseException) -> Exit:
             return error.exit
         case ConfigError():
             return Exit.USAGE
+        case KeyFileError():
+            return Exit.FAILED if error.creating else Exit.USAGE
         case EntryNotFound():
             return Exit.NOT_FOUND
         case Unauthorized() | EntryRolledBack() | InvalidSignature() | CryptoError():

@@ -15,13 +15,15 @@ class InvalidSignature(DmsgError, ValueError):
 
 class KeyFileError(DmsgError):
     """A key file that cannot be used: missing, malformed, of another owner, readable by group or world, in a directory
-    where others may write, or already there on creation. ``problem`` says how to fix it.
+    where others may write, or already there on creation. ``problem`` says how to fix it; ``creating`` is whether the file
+    was to be made.
     """
 
-    def __init__(self, path: str, problem: str) -> None:
+    def __init__(self, path: str, problem: str, *, creating: bool = False) -> None:
         super().__init__(f"{path}: {problem}")
         self.path = path
         self.problem = problem
+        self.creating = creating
 
 
 class CryptoError(DmsgError):

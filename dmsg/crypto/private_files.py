@@ -23,12 +23,12 @@ def create_private(path: str | os.PathLike[str], content: bytes) -> None:
     try:
         problem = why_not_safe(os.path.dirname(os.path.realpath(name)))
         if problem:
-            raise KeyFileError(name, problem)
+            raise KeyFileError(name, problem, creating=True)
         descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError:
-        raise KeyFileError(name, "already exists; a key file is never overwritten") from None
+        raise KeyFileError(name, "already exists; a key file is never overwritten", creating=True) from None
     except (OSError, ValueError) as error:
-        raise KeyFileError(name, _problem(error, "cannot be created")) from None
+        raise KeyFileError(name, _problem(error, "cannot be created"), creating=True) from None
     try:
         with os.fdopen(descriptor, "wb") as file:
             os.fchmod(file.fileno(), 0o600)
@@ -38,7 +38,7 @@ def create_private(path: str | os.PathLike[str], content: bytes) -> None:
     except BaseException as error:  # also when the program is interrupted
         os.unlink(name)
         if isinstance(error, OSError):
-            raise KeyFileError(name, error.strerror or "cannot be written") from None
+            raise KeyFileError(name, error.strerror or "cannot be written", creating=True) from None
         raise
 
 

@@ -51,7 +51,7 @@ def test_a_file_without_a_key_is_one_line_of_error(tmp_path, content):
         (tmp_path / "key").write_bytes(content)
         (tmp_path / "key").chmod(0o600)
     result = dmsg("pubkey", tmp_path / "key")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert len(result.stderr.splitlines()) == 1 and "Traceback" not in result.stderr
 
 
@@ -60,7 +60,7 @@ def test_a_file_others_can_read_is_refused(tmp_path):
     (tmp_path / "key").chmod(0o644)
     result = dmsg("pubkey", "--json", tmp_path / "key")
     error = json.loads(result.stderr)
-    assert result.exit_code == error["exit_code"] == 1 and error["error"] == "KeyFileError"
+    assert result.exit_code == error["exit_code"] == 2 and error["error"] == "KeyFileError"
 
 
 @pytest.mark.parametrize("arguments", [("ping", "zz"), ("ping",), ("nonsense",), ("keygen", "key", "--none")])

@@ -340,7 +340,7 @@ def test_a_command_whose_streams_are_closed_works(tmp_path):
     call = ("rmb", "call", "1", "x", "--data", "-", "--key", "k", "--registry", "r", "--relay", "ws://127.0.0.1:1")
     ended = dmsg(*call, "--timeout", "0.5", closed="<&-")
     assert ended.returncode == 4 and len(ended.stderr.splitlines()) == 1, ended.stderr
-    assert (ended := dmsg("pubkey", "nothing", closed="2>&-")).returncode == 1 and ended.stdout == ""
+    assert (ended := dmsg("pubkey", "nothing", closed="2>&-")).returncode == 2 and ended.stdout == ""
 
 
 @pytest_twisted.ensureDeferred

@@ -57,7 +57,7 @@ def test_a_relay_with_two_addresses_is_not_signed_with_one_of_them(tmp_path, ope
 
 def test_without_a_key_file_nothing_is_signed(tmp_path):
     refused = dmsg("relays", "sign", "--key", tmp_path / "none.key", RELAY)
-    assert refused.exit_code == Exit.FAILED and not refused.stdout
+    assert refused.exit_code == Exit.USAGE and not refused.stdout
 
 
 @pytest.mark.parametrize(

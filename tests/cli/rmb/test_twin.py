@@ -67,7 +67,7 @@ def test_a_relay_that_is_no_host_is_one_line_of_error_and_makes_nothing(tmp_path
 def test_a_key_file_of_something_else_is_one_line_of_error(tmp_path, create):
     dmsg("keygen", tmp_path / "key")
     result = create("key", "localhost")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert len(result.stderr.splitlines()) == 1 and "is not the key of a twin" in result.stderr
 
 
