@@ -14,7 +14,7 @@ from twisted.internet.task import deferLater
 
 from dmsg.address import RedisAddress
 from dmsg.cli.exits import CommandError, Exit
-from dmsg.cli.output import printable
+from dmsg.cli.output import printable, tell_failed
 from dmsg.cli.rmb.network import Network, network_options
 from dmsg.cli.rmb.programs import Program, ProgramFailed
 from dmsg.cli.settings import UNICODE, ValueType
@@ -104,7 +104,8 @@ async def run_serve(
                 await client.when_ready().addTimeout(PATIENCE_S, reactor)
                 break
             for url, problem in client.exchange.relays.problems().items():
-                network.out.note(f"not connected to {url} yet: {problem}")
+                text = f"not connected to {url} yet: {problem}"
+                tell_failed(network.out, CommandError(text, data={"relay": url}), text)
         server.ready(client.twin)
         await Deferred()  # until interrupted
 
@@ -193,7 +194,7 @@ class _Server:
                 except RedisAway as away:
                     if str(away) != said:  # it is tried twice a second, and Redis may be away for days
                         said = str(away)
-                        self._out.note(said)
+                        tell_failed(self._out, away, said)
                     await deferLater(self._reactor, RETRY_S)
                 except RedisRefused as refused:
                     over.errback(CommandError(str(refused)))

@@ -15,6 +15,7 @@ import pytest
 import pytest_twisted
 from click.testing import CliRunner
 from twisted.internet.defer import Deferred
+from twisted.internet.task import deferLater
 
 from dmsg.address import RedisAddress
 from dmsg.cli.commands import group
@@ -63,6 +64,17 @@ async def test_who_waits_for_a_relay_is_told_why_there_is_none(bus: Any, monkeyp
     await serving.errors.saw("refused")
     assert f"not connected to {bus.url} yet: " in serving.errors.getvalue()
     assert serving.out.getvalue() == ""
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_program_that_waits_for_a_relay_is_told_why_there_is_none(bus: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(serve, "PATIENCE_S", 0.1)
+    server, bus.url = bus.twin(1), f"ws://127.0.0.1:{free_port()}"
+    serving = bus.start(run_serve, "shout", "cat", key_file=server)
+    failed = await serving.out.wait_for(event="failed", relay=bus.url)
+    assert failed["message"].startswith(f"not connected to {bus.url} yet: ")
+    assert "exit_code" not in failed and serving.errors.getvalue() == ""
+    await deferLater(bus.reactor, 0)  # the command is not interrupted in the middle of its line
 
 
 @pytest_twisted.ensureDeferred
@@ -194,9 +206,10 @@ async def test_who_serves_outlives_a_redis_and_gives_back_what_it_does_not_answe
         await taker.close()
 
 
+@pytest.mark.parametrize("json_lines", [False, True])
 @pytest_twisted.ensureDeferred
 async def test_who_serves_says_once_that_its_redis_takes_nothing(
-    bus: Any, redis_url: str, monkeypatch: pytest.MonkeyPatch
+    bus: Any, redis_url: str, monkeypatch: pytest.MonkeyPatch, json_lines: bool
 ) -> None:
     """As one that cannot write to its disk, which may take days."""
     tried: Deferred[None] = Deferred()
@@ -219,10 +232,14 @@ async def test_who_serves_says_once_that_its_redis_takes_nothing(
 
     monkeypatch.setattr(serve, "Taker", Stuck)
     monkeypatch.setattr(serve, "RETRY_S", 0.0)
-    serving = bus.start(run_serve, "up", "cat", redis=redis_url, json_lines=False)
+    serving = bus.start(run_serve, "up", "cat", redis=redis_url, json_lines=json_lines)
     await tried
     await serving.stop()
-    assert serving.errors.getvalue().count("MISCONF") == 1
+    if json_lines:
+        [failed] = [line for line in serving.out.objects() if line["event"] == "failed"]
+        assert failed["error"] == "RedisAway" and "MISCONF" in failed["message"]
+    else:
+        assert serving.errors.getvalue().count("MISCONF") == 1
 
 
 @pytest_twisted.ensureDeferred
