@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sys
 import tempfile
@@ -90,6 +91,7 @@ async def run_up(
         else:
             home = Path(directory)
             home.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _claim(stack, home)
         keys = [_key(home / f"relay-{number + 1}.key") for number in range(relays)]
         spares = {name: home / f"{name}.key" for name in _SPARE_KEYS}
         for path in spares.values():
@@ -113,6 +115,16 @@ async def run_up(
         )
         out.note(f"ready: discovery and {relays} relay{'s' if relays > 1 else ''} until interrupted")
         await Deferred()
+
+
+def _claim(stack: AsyncExitStack, home: Path) -> None:
+    """Lock ``home`` while the command runs: a relay of the same key would take its entry from ours."""
+    descriptor = os.open(home, os.O_RDONLY | os.O_CLOEXEC)
+    stack.callback(os.close, descriptor)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise CommandError(f"{home} is in use: another dmsg up runs with it") from None
 
 
 def _key(path: Path) -> SecretKey:

@@ -56,6 +56,7 @@ async def test_a_local_network_and_everything_one_asks_of_it(start, tmp_path):
         "no discovery": start("entry", peer, "--discovery", NOWHERE),
         "nothing": start("ping", peer),
         "taken port": start("up", "--port", ready["discovery"].rpartition(":")[2]),
+        "taken directory": start("up", "--dir", str(tmp_path / "home")),
     }
     ended = {name: await process.ended() for name, process in running.items()}
     assert {name: code for name, (code, _, _) in ended.items()} == {
@@ -70,6 +71,7 @@ async def test_a_local_network_and_everything_one_asks_of_it(start, tmp_path):
         "no discovery": 6,
         "nothing": 2,
         "taken port": 1,
+        "taken directory": 1,
     }
     assert json.loads(ended["ping"][1])["count"] == json.loads(ended["by file"][1])["count"] == 5
     shown = {one["setting"]: (one["value"], one["where"]) for one in json.loads(ended["settings"][1])["settings"]}
@@ -79,10 +81,11 @@ async def test_a_local_network_and_everything_one_asks_of_it(start, tmp_path):
     assert re.search(rf"^client via  {entry['client']['delegated_servers'][0]}$", ended["plain entry"][1], re.MULTILINE)
     assert {line.split()[0] for line in ended["plain servers"][1].splitlines()} == set(ready["servers"])
     assert json.loads(ended["no peer"][2])["attempts"][0]["stage"] == "discovery"
-    for name in ("no entry", "no discovery", "nothing", "taken port"):
+    for name in ("no entry", "no discovery", "nothing", "taken port", "taken directory"):
         assert len(ended[name][2].splitlines()) == 1, ended[name]
     assert f"{NOWHERE}: " in ended["no discovery"][2], "which discovery it was"
     assert ended["taken port"][2].endswith("Address already in use\n")
+    assert ended["taken directory"][2] == f"dmsg: {tmp_path / 'home'} is in use: another dmsg up runs with it\n"
     assert len(json.loads(ended["no peer"][2])["attempts"]) == 1, (
         "without an entry there is nothing to say of its relays"
     )
@@ -97,6 +100,11 @@ async def test_a_local_network_and_everything_one_asks_of_it(start, tmp_path):
     assert len(out.splitlines()) == 2
     up.send(signal.SIGTERM)
     assert await up.ended() == (130, "", "")
+    again = start("up", "--json", "--relays", "2", "--dir", str(tmp_path / "home"))
+    keys = [{one.partition("@")[0] for one in each["servers"]} for each in (ready, await again.line())]
+    assert keys[0] == keys[1]
+    again.send(signal.SIGTERM)
+    assert await again.ended() == (130, "", "")
     kept = {path.name for path in (tmp_path / "home").iterdir()}
     assert {"relay-1.key", "relay-2.key", "alice.key", "bob.key", "entries.sqlite"} <= kept
 
