@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 
-from dmsg.cli.exits import CommandError, Exit
-from dmsg.cli.output import Output
+from dmsg.cli.exits import CommandError, Exit, describe, exit_code
+from dmsg.cli.output import Output, tell_failed
 from dmsg.cli.runner import run
 from dmsg.cli.settings import output_options
 from dmsg.errors import ConfigError, DmsgError
@@ -19,6 +19,7 @@ from dmsg.rmb.core.e2e import EncryptionKey
 from dmsg.rmb.core.keys import KeyType
 from dmsg.rmb.core.twin import Twin, format_relays
 from dmsg.rmb.key_file import make_twin_key, read_twin_key
+from dmsg.rmb.twins.errors import RegistryError
 from dmsg.rmb.twins.open import check_registry, check_registry_file, open_registry
 from dmsg.rmb.twins.table import TwinTable
 
@@ -82,14 +83,33 @@ def show(number: int | None, registry: str | None, substrate: tuple[str, ...], o
         if registry:
             check_registry_file(registry)
             with closing(TwinTable(registry)) as table:
-                found = [table.get(one) for one in (table.numbers() if number is None else [number])]
-            _print(out, found, number)
+                if number is None:
+                    _show_all(out, table)
+                else:
+                    _print(out, [table.get(number)], number)
         elif number is None:
             raise ConfigError("substrate", "a chain has too many twins to show all: say which")
         else:
             sys.exit(run(lambda reactor: _ask(out, reactor, substrate, number), out, verbose=verbose))
     except DmsgError as error:
         out.leave(error)
+
+
+def _show_all(out: Output, table: TwinTable) -> None:
+    """Print all twins; raises ``CommandError`` when some of them have not signed their rows."""
+    found, altered = list[Twin | None](), list[RegistryError]()
+    for number in table.numbers():
+        try:
+            found.append(table.get(number))
+        except RegistryError as error:
+            if error.reason != "altered":
+                raise
+            altered.append(error)
+            tell_failed(out, error, describe(error))
+    _print(out, found, None)
+    if altered:
+        text = f"{len(altered)} of {len(found) + len(altered)} rows of the registry are altered"
+        raise CommandError(text, exit_code(altered[0]))
 
 
 async def _ask(out: Output, reactor: Any, substrate: tuple[str, ...], number: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import subprocess
 import sys
 from contextlib import closing
@@ -80,6 +81,24 @@ def test_show_prints_one_or_all(tmp_path, create):
     assert both[1].split("\t")[1:3] == [account, "r1.example,r2.example"]
     [one] = dmsg("rmb", "twin", "show", "1", "--registry", tmp_path / "twins", "--json").stdout.splitlines()
     assert json.loads(one)["relays"] == ["localhost:8080"]
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_show_prints_the_twins_beside_an_altered_row_and_names_that_one(tmp_path, create, as_json):
+    for name in ("a", "b", "c"):
+        create(name, "localhost")
+    with closing(sqlite3.connect(tmp_path / "twins", isolation_level=None)) as table:
+        table.execute("UPDATE twins SET relays = 'evil.example' WHERE id = 2")
+    result = dmsg("rmb", "twin", "show", "--registry", tmp_path / "twins", *["--json"][: int(as_json)])
+    altered = "the registry of twins: altered (twin 2 has not signed its row)"
+    assert result.exit_code == 6
+    if as_json:
+        lines = [json.loads(line) for line in result.stdout.splitlines()]
+        assert [line.get("twin", line.get("message")) for line in lines] == [altered, 1, 3]
+        assert json.loads(result.stderr)["message"] == "1 of 3 rows of the registry are altered"
+    else:
+        assert [line.split("\t")[0] for line in result.stdout.splitlines()] == ["1", "3"]
+        assert result.stderr.splitlines() == [altered, "dmsg: 1 of 3 rows of the registry are altered"]
 
 
 def test_a_twin_that_is_missing_is_not_found(tmp_path):
