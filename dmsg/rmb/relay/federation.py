@@ -33,6 +33,7 @@ from dmsg.sansio.jitter import RandomNumbers
 ACCEPTED: Final = 202
 #: A relay's answer to an envelope only for a connected session, if it does not have that session.
 _NOT_HERE: Final = 404
+_TOO_LONG: Final = 413
 #: Answers of 400 to 499 that are temporary: timeout, too early, too many requests.
 _PASSING: Final = frozenset((408, 425, 429))
 #: Reasons of failed posts whose envelopes have certainly not been taken.
@@ -241,8 +242,12 @@ class Federation:
             return
         if not self._left(outgoing):
             # Relays also refuse an envelope that has expired on its way.
-            is_over = self._unix_time() >= outgoing.expires_at
-            self._give_up(outgoing, RelayProblem.EXPIRED if is_over else RelayProblem.REJECTED)
+            problem = RelayProblem.REJECTED
+            if self._unix_time() >= outgoing.expires_at:
+                problem = RelayProblem.EXPIRED
+            elif set(outgoing.rejected.values()) == {_TOO_LONG}:
+                problem = RelayProblem.TOO_LARGE
+            self._give_up(outgoing, problem)
             return
         outgoing.passes += 1
         rounds, number = divmod(outgoing.passes, self.limits.passes)
@@ -367,7 +372,7 @@ class Federation:
             if not 400 <= status < 500:
                 outgoing.in_doubt |= reason not in _NOT_SENT
             elif status not in _PASSING and not outgoing.connected_only:
-                outgoing.rejected.add(relay)
+                outgoing.rejected[relay] = status
             self._advance(outgoing)
         if lane.closed(now) and not lane.clearing:
             self._clear(relay, lane)

@@ -44,8 +44,8 @@ class Outgoing:
     connected_only: bool = False
     #: Relays left in this pass, the next one last.
     candidates: list[str] = field(default_factory=list)
-    #: Relays that refused it for good.
-    rejected: set[str] = field(default_factory=set)
+    #: Relays that refused it for good, and the HTTP status of each refusal.
+    rejected: dict[str, int] = field(default_factory=dict)
     #: Whether a relay may have taken it without confirming it.
     in_doubt: bool = False
     #: The relay to whose share it counts: the one that it waits for, or waited for last.

@@ -191,6 +191,16 @@ def test_an_envelope_all_relays_refuse_fails_at_once_and_none_is_asked_twice(ben
     assert bench.clock.getDelayedCalls() == []
 
 
+def test_the_sender_of_an_envelope_that_is_too_long_for_all_relays_is_told_so(bench: Bench) -> None:
+    bench.relays.answers.update(a=413, b=413)
+    bench.submit("x", "a", "b")
+    assert bench.failed == [("x", RelayProblem.TOO_LARGE)]
+    bench.relays.answers["c"] = [Reason.TIMEOUT, 413]
+    bench.submit("y", "c", twin=8)
+    bench.pass_time(1)
+    assert bench.failed[1:] == [("y", RelayProblem.NOT_STORED)]
+
+
 @pytest.mark.parametrize("doubt", [Reason.TIMEOUT, 503])
 def test_the_sender_is_not_told_that_it_was_refused_if_a_relay_may_have_taken_it(bench: Bench, doubt: Any) -> None:
     bench.relays.answers["a"] = [doubt, 404]
