@@ -201,7 +201,8 @@ class RmbRelayService(RoleService):
         if self.federation is not None:
             await self.federation.stop(self.limits.drain_timeout_s)
         if self.relay is not None:
-            await self.relay.stopService()
+            left_s = began + self.limits.drain_timeout_s - self.reactor.seconds()
+            await self.relay.stopService(max(0.0, left_s))
             self.emit(Drained((self.reactor.seconds() - began) * 1000, 0))
         self._refusals.close()
         if self._caller is not None:

@@ -18,7 +18,8 @@ from dmsg.rmb.core.e2e import EncryptionKey
 from dmsg.rmb.core.keys import KeyType
 from dmsg.rmb.core.limiter import Limit
 from dmsg.rmb.core.token import make_token
-from dmsg.rmb.core.wire import Envelope
+from dmsg.rmb.core.twin import Twin
+from dmsg.rmb.core.wire import Envelope, outline
 from dmsg.rmb.key_file import make_twin_key
 from dmsg.rmb.twins.table import TwinTable
 from dmsg.sansio.websocket import Role, WebSocket, WebSocketConfig
@@ -166,6 +167,32 @@ def test_an_address_in_use_is_one_line(start: Callable[..., Program]) -> None:
         relay = start("twistd", "-n", "--pidfile=", "rmb-relay", "--listen", listen, "--registry", "twins")
         assert relay.wait() == 1
     assert "rmb-relay: listen: cannot listen on" in relay.text.splitlines()[-1] and "Traceback" not in relay.text
+
+
+def test_what_is_under_way_to_other_relays_and_to_sessions_has_the_drain_timeout_together(tmp_path: Path) -> None:
+    network: Any = MemoryNetwork()
+    network.silence("127.0.0.1", 9)
+    more = ("--listen", "tcp:80", "--domain", "localhost", "--drain-timeout", "4")
+    service = rmb_relay.RmbRelayService(
+        network, parse(rmb_relay, "--registry", str(tmp_path / "twins"), "--store", "memory:", *more)
+    )
+    service.start_role()
+    assert service.federation is not None and service.relay is not None
+    envelope = Envelope(uid="x")
+    twin = Twin(7, bytes(32), ("127.0.0.1:9",))
+    service.federation.submit(outline(envelope), envelope.SerializeToString(), twin, time.time() + 60, lambda _: None)
+    service.relay.delivery.background.tasks.begin(_hang())
+    stopping = Deferred.fromCoroutine(service.stop_role())
+    for _ in range(39):
+        network.advance(0.1)
+    assert len(service.federation) == 1 and not stopping.called
+    for _ in range(round(10 * service.limits.close_timeout_s) + 2):
+        network.advance(0.1)
+    assert stopping.called
+
+
+async def _hang() -> None:
+    await Deferred()
 
 
 @pytest.mark.parametrize(("more", "status"), [((), 200), (("--private-metrics",), 404)])

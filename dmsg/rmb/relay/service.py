@@ -114,14 +114,14 @@ class RmbRelay(Service):
         self.ready = True
         self._telling.start(_ROUTED_EVERY_S, now=False)
 
-    def stopService(self) -> Deferred[None]:
-        """Close the sessions, and finish deliveries under way."""
+    def stopService(self, drain_timeout_s: float | None = None) -> Deferred[None]:
+        """Close the sessions, and finish deliveries under way, in ``drain_timeout_s`` in place of that of the limits."""
         super().stopService()  # type: ignore[no-untyped-call]
-        return ensureDeferred(self._stop())
+        return ensureDeferred(self._stop(self.limits.drain_timeout_s if drain_timeout_s is None else drain_timeout_s))
 
-    async def _stop(self) -> None:
+    async def _stop(self, drain_timeout_s: float) -> None:
         self.ready = False
-        deadline = self.reactor.seconds() + self.limits.drain_timeout_s
+        deadline = self.reactor.seconds() + drain_timeout_s
         for session in list(self.switch.sessions.values()):
             self._close(session, CloseCode.GOING_AWAY, "the relay stops", RelayDraining())
         await self.delivery.background.tasks.when_idle(deadline - self.reactor.seconds(), self.reactor)
