@@ -132,7 +132,11 @@ class RmbRelayService(RoleService):
         if settings.private_metrics:
             del pages[b"/metrics"]
         relay.startService()
-        self.endpoint.listen(make_site(relay, self.reactor, pages, ingest)).addCallbacks(self._listening, self.fail)
+        site = make_site(relay, self.reactor, pages, ingest, self._refuse_get)
+        self.endpoint.listen(site).addCallbacks(self._listening, self.fail)
+
+    def _refuse_get(self, host: str) -> None:
+        self._refusals.add(0, host, "request", Reason.TOO_MANY_REQUESTS)
 
     def _federate(self, relay: RmbRelay) -> Any:
         """Let ``relay`` post to other relays; gives the resource that takes their posts."""

@@ -214,3 +214,22 @@ def test_metrics_can_be_kept_off_the_public_port(tmp_path: Path, more: tuple[str
     stopping = Deferred.fromCoroutine(service.stop_role())
     network.advance(100)
     assert stopping.called and answer[0].startswith(b"HTTP/1.1 %d " % status)
+
+
+def test_requests_over_the_rate_of_pages_are_counted(tmp_path: Path) -> None:
+    network: Any = MemoryNetwork()
+    arguments = ("--registry", str(tmp_path / "twins"), "--listen", "tcp:80", "--limit-get-burst-per-address", "1")
+    service = rmb_relay.RmbRelayService(network, parse(rmb_relay, *arguments))
+    service.start_role()
+
+    class Get(Protocol):
+        def connectionMade(self) -> None:
+            self.transport.write(3 * b"GET /other HTTP/1.1\r\nHost: a\r\n\r\n")  # the second one ends the connection
+
+    network.connectTCP("127.0.0.1", 80, ClientFactory.forProtocol(Get))
+    network.advance(2)
+    why = {"what": "request", "reason": "too many requests"}
+    assert service.metrics.get_sample_value("dmsg_refusals_total", why) == 1
+    stopping = Deferred.fromCoroutine(service.stop_role())
+    network.advance(100)
+    assert stopping.called

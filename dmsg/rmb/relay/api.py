@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final
 
 from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
@@ -30,15 +30,25 @@ _TOO_MANY: Final = 429
 
 
 class RelayApi(Resource):
-    """Answers all requests to ``relay``. ``pages`` are resources by path, for GET; ``ingest`` takes ``POST /``."""
+    """Answers all requests to ``relay``. ``pages`` are resources by path, for GET; ``ingest`` takes ``POST /``.
+
+    ``refused(host)`` is called for each request for a page that is one too many of its host.
+    """
 
     isLeaf = True
 
-    def __init__(self, relay: RmbRelay, pages: Mapping[bytes, IResource], ingest: IResource | None = None) -> None:
+    def __init__(
+        self,
+        relay: RmbRelay,
+        pages: Mapping[bytes, IResource],
+        ingest: IResource | None = None,
+        refused: Callable[[str], object] = lambda host: None,
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._relay = relay
         self._pages = pages
         self._ingest = ingest
+        self._refused = refused
         self._rate = get_rate(relay.limits)
 
     def render(self, request: Any) -> Any:
@@ -47,7 +57,9 @@ class RelayApi(Resource):
             return _later(request, self._upgrade(request))
         if request.method == b"POST" and request.path == b"/" and self._ingest is not None:
             return self._ingest.render(request)
-        if not self._rate.take(client_host(request), self._relay.reactor.seconds()):
+        host = client_host(request)
+        if not self._rate.take(host, self._relay.reactor.seconds()):
+            self._refused(host)
             return _respond(request, _TOO_MANY, "too many requests")
         page = self._pages.get(request.path)
         if page is not None and request.method in (b"GET", b"HEAD"):
@@ -104,12 +116,16 @@ def _respond(request: Any, status: int, text: str) -> bytes:
 
 
 def make_site(
-    relay: RmbRelay, reactor: Any, pages: Mapping[bytes, IResource], ingest: IResource | None = None
+    relay: RmbRelay,
+    reactor: Any,
+    pages: Mapping[bytes, IResource],
+    ingest: IResource | None = None,
+    refused: Callable[[str], object] = lambda host: None,
 ) -> LimitedSite:
-    """The site of ``relay``. Connections count as strangers until they are sessions."""
+    """The site of ``relay``, with a :class:`RelayApi`. Connections count as strangers until they are sessions."""
     limits, arrivals = relay.limits, arrival_rate(relay.limits)
     site = LimitedSite(
-        RelayApi(relay, pages, ingest),
+        RelayApi(relay, pages, ingest, refused),
         reactor=reactor,
         limits=HttpLimits(
             body_bytes=body_limit(relay.max_message_bytes),
