@@ -10,6 +10,7 @@ from typing import Any, Final
 import click
 from twisted.internet.defer import CancelledError, Deferred, maybeDeferred
 from twisted.internet.endpoints import clientFromString
+from twisted.internet.error import ConnectingCancelledError
 from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint
 from twisted.internet.protocol import Factory, connectionDone
 from twisted.python.failure import Failure
@@ -224,7 +225,10 @@ class Pairs(Factory):
 
     def _not_opened(self, failure: Failure, near: End) -> None:
         self._opening.pop(near, None)
-        if not failure.check(CancelledError):
+        if failure.check(ConnectingCancelledError):  # from an endpoint; its text is an address
+            if near.ended is not None:  # otherwise the command ends
+                self._failed(CommandError("the peer went before the connection was made"))
+        elif not failure.check(CancelledError):
             assert failure.value is not None
             self._failed(failure.value)
         if near.ended is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import socket
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 
 import pytest
 import pytest_twisted
@@ -231,16 +231,38 @@ async def test_a_service_that_is_not_there_ends_the_connection(bench):
     assert not expose.ended.called
 
 
-@pytest_twisted.ensureDeferred
-async def test_a_service_that_takes_no_connection_is_told_in_plain_words(bench, monkeypatch):
-    monkeypatch.setattr(tunnels, "CONNECT_TIMEOUT_S", 0.1)
+@contextmanager
+def busy_service():
+    """The endpoint of a service that takes no connection."""
     with ExitStack() as stack:
         full = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
         for _ in range(3):  # the service accepts none, so the system answers no further ones
             one = stack.enter_context(socket.socket())
             one.setblocking(False)
             one.connect_ex(full.getsockname())
-        endpoint = f"tcp:127.0.0.1:{full.getsockname()[1]}"
+        yield f"tcp:127.0.0.1:{full.getsockname()[1]}"
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_peer_that_goes_before_the_service_answers_is_told_in_plain_words(bench):
+    with busy_service() as endpoint:
+        expose, forward, port = await tunnel(bench, endpoint)
+        client = await connect(bench, port)
+        await forward.stdout.wait_for(event="opened")
+        client.transport.abortConnection()
+        failed = await expose.stdout.wait_for(event="failed")
+        assert failed["message"] == "the peer went before the connection was made"
+        await connect(bench, port)
+        while forward.stdout.getvalue().count('"opened"') < 2:
+            await deferLater(bench.reactor, 0.005)
+        await expose.stop()
+    assert expose.stdout.getvalue().count('"failed"') == 1  # the command itself ended the second one
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_service_that_takes_no_connection_is_told_in_plain_words(bench, monkeypatch):
+    monkeypatch.setattr(tunnels, "CONNECT_TIMEOUT_S", 0.1)
+    with busy_service() as endpoint:
         expose, _, port = await tunnel(bench, endpoint)
         expose.call.out.json = False
         client = await connect(bench, port)
