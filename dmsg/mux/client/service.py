@@ -267,8 +267,8 @@ class DmsgClient(RelayClient[ServerSession, OpenedPath[ServerSession], DmsgTrans
                 transport.give_up(refusal)
                 return
             rate.take(self.reactor.seconds())
-            transport.move_to(opened.session, opened.stream, opened.resume.received_bytes, told_bytes)
-            self.resumed(transport, cause, since)
+            if transport.move_to(opened.session, opened.stream, opened.resume.received_bytes, told_bytes):
+                self.resumed(transport, cause, since)
 
     def move_rate_of(self, transport: DmsgTransport | UnprovedTransport) -> TokenBucket:
         """How often ``transport`` may still be moved, by this side or by its peer."""

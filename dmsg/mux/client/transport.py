@@ -186,10 +186,11 @@ class DmsgTransport(RelayTransport[Stream], StreamOwner):
         """Whether nothing is left of it on the wire."""
         return self.path is PathState.OVER
 
-    def move_to(self, link: Link, stream: Stream, peer_received_bytes: int, told_bytes: int) -> None:
+    def move_to(self, link: Link, stream: Stream, peer_received_bytes: int, told_bytes: int) -> bool:
         """Go on over another path: no byte is lost, none is delivered twice.
 
-        ``peer_received_bytes`` is what the peer says it has, ``told_bytes`` what we told it that we have.
+        ``peer_received_bytes`` is what the peer says it has, ``told_bytes`` what we told it that we have. Returns ``False`` when
+        these cannot be true: then the transport has ended.
         """
         self._resume_error = None
         old = self.stream
@@ -205,7 +206,7 @@ class DmsgTransport(RelayTransport[Stream], StreamOwner):
             stream.let_go()
             claim = "the peer claims to have what was never sent, or to miss what it has acknowledged"
             self.give_up(IntegrityError(claim, by="local"), fault.code)
-            return
+            return False
         if self.detached:
             self._move_path(PathState.CARRIED)
         self._stop_grace()
@@ -218,6 +219,7 @@ class DmsgTransport(RelayTransport[Stream], StreamOwner):
             link.connection.close(stream)
         link.connection.go_on(stream)
         link.flush_soon()
+        return True
 
     def stop_search(self) -> None:
         """Look for no other path any more."""

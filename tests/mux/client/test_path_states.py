@@ -15,6 +15,7 @@ from zope.interface import directlyProvides
 
 from dmsg.crypto.keys import SecretKey
 from dmsg.errors import DmsgError
+from dmsg.eventlog.schema import TransportClosed, TransportResumed
 from dmsg.glue.deadlines import LINGER_S
 from dmsg.glue.transport_state import TransportState
 from dmsg.mux.client.service import ClientConfig, DmsgClient
@@ -28,6 +29,7 @@ from dmsg.testing.conformance import ConformanceProtocol
 from dmsg.testing.hostile import HostileNetwork, HostileRelay, RelayFrame, drop
 from dmsg.testing.memory import MemoryNetwork
 from dmsg.testing.probes import PushProducer
+from tests.memory_log import MemoryEventLog
 from tests.worlds import AliceAndBob
 
 sync = pytest_twisted.ensureDeferred
@@ -42,8 +44,8 @@ class Net(HostileNetwork):
     bob: DmsgClient
     t: DmsgTransport
 
-    def __init__(self, connection: ConnectionConfig | None = None) -> None:
-        super().__init__(MemoryNetwork(), relays=0)
+    def __init__(self, connection: ConnectionConfig | None = None, events: MemoryEventLog | None = None) -> None:
+        super().__init__(MemoryNetwork(), relays=0, events=events)
         self._connection = connection or ConnectionConfig()
 
     async def start(self) -> None:
@@ -284,13 +286,15 @@ async def test_a_writer_goes_on_after_the_connection_could_not_send_what_made_ro
 
 @sync
 async def test_an_impossible_claim_is_the_reason_and_not_the_search_that_failed_before() -> None:
-    async with Net() as net:
+    events = MemoryEventLog()
+    async with Net(events=events) as net:
         net.cut()
         net.reactor.advance(1.0)
         net.b.transport.stream.received_bytes = 7  # Bob is about to claim that he has what Alice never sent
         net.heal()
         await net.wait(net.a.when_lost())
         assert isinstance(net.a.lost[0].value.cause, IntegrityError)
+    assert events.of(TransportClosed) and not events.of(TransportResumed)
 
 
 @sync
