@@ -406,6 +406,28 @@ async def test_a_name_with_several_addresses_is_tried_at_each_in_turn(memory_wor
 
 
 @sync
+@pytest.mark.parametrize("fate", ["refused", "unreachable"])
+async def test_a_relay_stays_listed_where_one_address_of_its_name_leads_to_it(
+    memory_world: World, make_entry: Any, fate: str
+) -> None:
+    """A name with an address of IPv6, say, and a relay behind it that listens with IPv4 only."""
+    world = memory_world
+    proofs = world.discovery()
+    world.prover.names["two.example"] = ["20.0.0.1", "20.0.1.1"]
+    world.prover.fates["20.0.0.1"] = fate
+    await world.register(proofs, make_entry("relay", address="two.example:80"))
+    await world.until(lambda: proofs.stats()["relays_listed"] == 1)
+    for sequence in range(1, 4):
+        for _ in range(200):
+            await world.advance(1)
+            assert list(proofs.networks("dmsg")) == ["20.0.1.0/24"]
+        await world.register(proofs, make_entry("relay", sequence, address="two.example:80"))
+    assert world.prover.asked["20.0.0.1"] == 1 and world.prover.asked["20.0.1.1"] >= 3
+    world.prover.fates |= {"20.0.0.1": "ok", "20.0.1.1": "refused"}
+    await world.until(lambda: list(proofs.networks("dmsg")) == ["20.0.0.0/24"])
+
+
+@sync
 async def test_each_protocol_has_a_prover_and_a_list_of_its_own(world: World, make_entry: Any) -> None:
     """Relays at good and bad places, of two protocols with a prover and one without: proved by their own, or never."""
     other = FakeProver()

@@ -277,7 +277,7 @@ class RelayProofs:
             )
 
     async def _ip_of(self, record: RelayRecord, source: str) -> str:
-        """The IP address to connect to; after each failure, the next attempt uses the next address of the name."""
+        """The IP address to connect to; of a name, the one that was proved before, or after a failed proof the next."""
         host = record.address.host
         if is_ip(host):
             return host
@@ -293,7 +293,7 @@ class RelayProofs:
             raise ProofFailed("no_address")
         if not all(map(self._addresses.takes, found)):
             raise ProofFailed("not_global")
-        return found[record.failures % len(found)]
+        return found[record.turn % len(found)]
 
     # --- what the store has --------------------------------------------------------------------------------------
 

@@ -50,6 +50,8 @@ class RelayRecord:
     target: str = ""
     network: str = ""
     failures: int = 0
+    #: Which of several addresses of its name is tried: the next one after each failed proof, and the same after a successful one.
+    turn: int = 0
     #: Failed attempts since the last successful proof, while it is listed.
     misses: int = 0
     #: Turns since its last proof in which it was not tried, because a budget was used up.

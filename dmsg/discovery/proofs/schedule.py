@@ -233,6 +233,7 @@ class ProofSchedule:
             return
         self._lose_proof(record)
         record.failures += 1
+        record.turn += 1
         record.postponements = 0
         self._rest(record, now + self._backoff.pause_s(record.failures, self._random.random))
 
