@@ -428,6 +428,17 @@ async def test_a_relay_stays_listed_where_one_address_of_its_name_leads_to_it(
 
 
 @sync
+async def test_an_address_that_another_discovery_takes_is_not_listed_here(memory_world: World, make_entry: Any) -> None:
+    """Two discoveries with one store, of which one takes private addresses: the other has not proved such an address."""
+    world = memory_world
+    proofs = world.discovery()
+    await world.register(proofs, make_entry("relay", address="20.0.0.1:80"))
+    assert await world.listed(proofs) == ["20.0.0.1:80"]
+    await world.store.put(make_entry("relay", 1, address="10.0.0.1:80"), world.now_ns())
+    assert await world.listed(proofs) == []
+
+
+@sync
 async def test_each_protocol_has_a_prover_and_a_list_of_its_own(world: World, make_entry: Any) -> None:
     """Relays at good and bad places, of two protocols with a prover and one without: proved by their own, or never."""
     other = FakeProver()

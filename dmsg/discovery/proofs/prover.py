@@ -157,7 +157,7 @@ class RelayProofs:
         moved = str(record.address) != entry.server.address and record.address != entry.server.host_port
         if moved or record.protocol != entry.protocol:
             self.offer(entry)
-        return record.proved
+        return record.proved and record.available  # not available: its address, or protocol, is none to be proved here
 
     @property
     def is_blind(self) -> bool:
