@@ -49,8 +49,10 @@ LIST_LIMIT: Final = 64
 #: Seconds of work on a list in one go, so that other work has its turn in between. One more entry may be begun, and the
 #: longest one that a stranger can make takes 5 ms.
 LIST_SLICE_S: Final = 0.002
-#: Keys whose newest entry is remembered.
+#: Keys whose newest entry is remembered: of those that were asked for, and of relays that were only listed. A discovery chooses
+#: what it lists, and lists of ever new relays must not make a client forget the entries of its peers.
 PINNED_KEYS: Final = 100_000
+LISTED_KEYS: Final = 4_096
 #: Seconds for which relay ranks are used before the client asks again, since they are made about once an hour; and seconds
 #: until it asks again when there were none.
 RANKS_REFRESH_S: Final = 300.0
@@ -72,12 +74,12 @@ class _Pins:
         self._capacity = capacity
         self._newest: OrderedDict[PublicKey, tuple[int, int]] = OrderedDict()
 
-    def check(self, entry: Entry) -> None:
-        """Remember ``entry``, or raise ``EntryRolledBack``."""
+    def check(self, entry: Entry, others: _Pins) -> None:
+        """Remember ``entry``, or raise ``EntryRolledBack`` if a newer one is remembered here or in ``others``."""
         key, version = entry.static, (entry.timestamp, entry.sequence)
-        newest = self._newest.get(key)
-        if newest is not None and version < newest:
-            raise EntryRolledBack(f"sequence {entry.sequence} after {newest[1]}", entry=entry)
+        for newest in (self._newest.get(key), others._newest.get(key)):
+            if newest is not None and version < newest:
+                raise EntryRolledBack(f"sequence {entry.sequence} after {newest[1]}", entry=entry)
         self._newest[key] = version
         self._newest.move_to_end(key)
         if len(self._newest) > self._capacity:
@@ -118,7 +120,7 @@ class HttpDiscovery:
         self._servers_url = f"{base}/{prefix}/available_servers"
         self._ranks_url = f"{base}/{prefix}/relay_ranks"
         self._clock = clock
-        self._pins = _Pins(pinned_keys)
+        self._pins, self._listed_pins = _Pins(pinned_keys), _Pins(LISTED_KEYS)
         self._ranks_keys = frozenset(ranks_keys)
         self._now_s = now_s
         self._ranks: Ranks | None = None
@@ -167,7 +169,7 @@ class HttpDiscovery:
         if entry.static != public_key:
             raise Unauthorized("discovery handed out the entry of another key")
         entry.verify()
-        self._pins.check(entry)
+        self._pins.check(entry, self._listed_pins)
         return entry
 
     async def post_entry(self, entry: Entry) -> None:
@@ -212,7 +214,7 @@ class HttpDiscovery:
             entry.verify()
             if entry.server is None:
                 return None
-            self._pins.check(entry)
+            self._listed_pins.check(entry, self._pins)
         except DiscoveryError:
             return None
         return entry

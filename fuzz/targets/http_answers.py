@@ -96,18 +96,23 @@ class _Model:
     """The expected results for good, old, forged and other answers."""
 
     def __init__(self) -> None:
+        #: The newest of the last keys that were asked for, and of all keys that were listed: there are few.
         self.pins: OrderedDict[Any, tuple[int, int]] = OrderedDict()
+        self.listed: dict[Any, tuple[int, int]] = {}
         self.ranks: Any = None
         self.tag = b""
         self.due_s = -1.0
 
-    def takes(self, made: _Made) -> str:
+    def takes(self, made: _Made, *, is_listed: bool) -> str:
         """The fault of an entry by its signature and age, or ""."""
         if not made.good:
             return "forged"
         key, version = made.owner.public_key, (made.timestamp, made.sequence)
-        if version < self.pins.get(key, version):
+        if version < max(self.pins.get(key, version), self.listed.get(key, version)):
             return "old"
+        if is_listed:
+            self.listed[key] = version
+            return ""
         self.pins[key] = version
         self.pins.move_to_end(key)
         if len(self.pins) > _PINNED:
@@ -191,7 +196,7 @@ def _converse(choices: Choices) -> None:
                 body = b"[%s]" % b",".join(one.entry().to_json() for one in made)
                 protocol = ("dmsg", "messaging")[choices.below(2)]
                 result, request = ask(discovery.available_servers(protocol), _answer(200, body))
-                good = [one for one in made if one.good and one.is_server and not model.takes(one)]
+                good = [one for one in made if one.good and one.is_server and not model.takes(one, is_listed=True)]
                 assert result == [one.entry() for one in good if one.entry().protocol == protocol]
                 assert b"protocol=" + protocol.encode() + b" " in request
             case 3:
@@ -219,7 +224,7 @@ def _get(choices: Choices, discovery: HttpDiscovery, model: _Model, ask: Any) ->
     assert request.startswith(b"GET /messaging-discovery/entry/%s HTTP/1.1\r\n" % str(key).encode())
     if made.owner.public_key != key:
         assert isinstance(result, Unauthorized)
-    elif problem := model.takes(made):
+    elif problem := model.takes(made, is_listed=False):
         assert type(result) is {"forged": Unauthorized, "old": EntryRolledBack}[problem]
     else:
         assert result == made.entry()

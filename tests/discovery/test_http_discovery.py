@@ -484,6 +484,29 @@ async def test_pins_are_bounded(script: Script, served: Any, agent: Any, reactor
     await refused(EntryRolledBack, client.get_entry(make_entry("c").static))
 
 
+@pytest_twisted.ensureDeferred
+async def test_lists_of_ever_new_relays_do_not_make_it_forget_the_entries_of_peers(
+    script: Script, served: Any, agent: Any, reactor: Any, make_entry: Any
+) -> None:
+    """Else a discovery could list relays of its own until it can hand out a peer's entry of before."""
+    port = served(Site(script, reactor=reactor))
+    client = HttpDiscovery(f"http://127.0.0.1:{port}", agent, reactor, pinned_keys=4)
+    script.answer = make_entry("peer", timestamp=9).to_json()
+    await client.get_entry(make_entry("peer").static)
+    relays = [make_entry(f"relay {n}", address="10.0.0.1:80", timestamp=9) for n in range(8)]
+    script.answer = b"[%s]" % b",".join(one.to_json() for one in relays)
+    assert len(await client.available_servers()) == 8
+    script.answer = make_entry("peer", timestamp=8).to_json()
+    await refused(EntryRolledBack, client.get_entry(make_entry("peer").static))
+    script.answer = make_entry("relay 0", address="10.0.0.2:80", timestamp=8).to_json()
+    await refused(EntryRolledBack, client.get_entry(relays[0].static))
+    newer = make_entry("relay 0", 1, address="10.0.0.2:80", timestamp=10)
+    script.answer = newer.to_json()
+    assert await client.get_entry(newer.static) == newer
+    script.answer = b"[%s]" % b",".join(one.to_json() for one in relays)
+    assert newer.static not in [one.static for one in await client.available_servers()]
+
+
 @pytest.mark.parametrize(
     "url", ["", "host:80", "ftp://h", "http://", "http://h:0", "http://h:x", "http://u@h", "http://h?q", "http://é"]
 )
