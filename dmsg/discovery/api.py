@@ -191,6 +191,7 @@ class DiscoveryApi:
         status, reason = 200, ""
         try:
             answer = await operation(call)
+            self._store_fails = False
             if isinstance(answer, bytes):
                 return _respond(request, status, answer)
             status = request.code
@@ -222,11 +223,11 @@ class DiscoveryApi:
         """Log the beginning of a store's failure instead of each failed request, and at most once a minute: strangers who
         fill the queue of writes could cause a line each time it is full."""
         now_ns = self._clock_ns()
-        failing = isinstance(error, DiscoveryUnavailable)
-        if failing and not self._store_fails and not 0 <= now_ns - self._told_ns < _TOLD_EVERY_NS:
-            self._told_ns = now_ns
+        if not isinstance(error, DiscoveryUnavailable):
+            self._store_fails = False
+        elif not self._store_fails and not 0 <= now_ns - self._told_ns < _TOLD_EVERY_NS:
+            self._store_fails, self._told_ns = True, now_ns
             self._log.error("the entry store fails: {error}", error=error)
-        self._store_fails = failing
 
     # --- operations ----------------------------------------------------------------------------------------------
 

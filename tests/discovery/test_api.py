@@ -66,12 +66,12 @@ class SlowStore(MemoryStore):
 
 
 class BrokenStore(MemoryStore):
-    def __init__(self, error: Exception) -> None:
+    def __init__(self, error: Exception | None) -> None:
         super().__init__()
         self.error = error
 
     def get_json(self, public_key: Any, now_ns: int) -> Any:
-        return defer.fail(self.error)
+        return super().get_json(public_key, now_ns) if self.error is None else defer.fail(self.error)
 
 
 class Harness:
@@ -382,6 +382,26 @@ async def test_a_failing_store_is_logged_once(api: Harness, make_entry: Any, log
         status, body, _ = await api.ask("GET", f"{SEED}/{make_entry('alice').static}")
         assert (status, body) == (500, {"message": "something unexpected happened", "code": 500})
     assert len(logged_errors.texts()) == 1
+    logged_errors.flush()
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_store_that_fails_again_is_logged_again(api: Harness, make_entry: Any, logged_errors: Any) -> None:
+    store = BrokenStore(DiscoveryUnavailable("the disk is gone"))
+    api.start(store)
+
+    async def get(expected: int) -> None:
+        assert (await api.ask("GET", f"{SEED}/{make_entry('alice').static}"))[0] == expected
+
+    await get(500)
+    store.error = None
+    await api.ask("POST", SEED, make_entry("alice").to_json())
+    await get(200)  # nothing but good answers
+    store.error = DiscoveryUnavailable("the disk is full")
+    for after_s, told in ((58, 1), (1, 1), (3, 2), (100, 2)):  # once a minute at most, and then as soon as it may be
+        api.time.now_ns += after_s * 10**9
+        await get(500)
+        assert len(logged_errors.texts()) == told
     logged_errors.flush()
 
 
