@@ -46,6 +46,7 @@ from dmsg.eventlog.schema import DiscoveryRequest
 from dmsg.http.rates import FairRate, SharedRate
 from dmsg.http.server import (
     JSON_TYPE,
+    PIECE_BYTES,
     LimitedSite,
     LongAnswer,
     client_host,
@@ -193,7 +194,8 @@ class DiscoveryApi:
             answer = await operation(call)
             self._store_fails = False
             if isinstance(answer, bytes):
-                return _respond(request, status, answer)
+                body = _respond(request, status, answer)
+                return body if len(body) <= PIECE_BYTES else LongAnswer(body, shared=False)
             status = request.code
             return answer
         except DiscoveryError as error:
@@ -304,13 +306,13 @@ class DiscoveryApi:
         if ranks is None:
             raise EntryNotFound
         if request.setETag(ranks.tag) is CACHED:
-            return LongAnswer(b"")
+            return LongAnswer(b"", shared=True)
         if not self._rates["ranks"].take(client_host(request), self._clock_ns() / NS_PER_S):
             raise RateLimitedByDiscovery
         request.setResponseCode(200)
         request.setHeader(b"content-type", JSON_TYPE)
         request.setHeader(b"content-length", b"%d" % len(ranks.document))
-        return LongAnswer(ranks.document)
+        return LongAnswer(ranks.document, shared=True)
 
     # --- rates ---------------------------------------------------------------------------------------------------
 

@@ -29,7 +29,10 @@ from dmsg.http.limits import HttpLimits
 from dmsg.http.places import Places, Standing
 
 JSON_TYPE: Final = b"application/json"
-_PIECE_BYTES: Final = 64 * 1024
+#: A longer answer is sent in pieces of this size.
+PIECE_BYTES: Final = 64 * 1024
+#: Long answers under way of which each has a body of its own: bounds their memory to 64 MiB.
+LONG_ANSWERS: Final = 64
 #: Bytes of a chunked body that are handled in one turn: they can be 700 chunks, 2 ms of work. One read can have 16 times as many.
 _CHUNKED_BYTES: Final = 4 * 1024
 #: Most arguments of a request. No path takes more than two; 8,000 empty ones fit into a line and take 9 ms.
@@ -42,21 +45,25 @@ def message(text: str, status: int) -> bytes:
 
 
 class LongAnswer(Resource):
-    """Sends ``body`` piece by piece, as fast as the client takes it; it is in memory once, however many clients read it.
+    """Sends ``body`` piece by piece, as fast as the client takes it.
 
+    A ``shared`` body is in memory once, however many clients read it. Of the others there are :data:`LONG_ANSWERS` at most.
     Status and headers must be set already.
     """
 
     isLeaf = True
 
-    def __init__(self, body: bytes) -> None:
+    def __init__(self, body: bytes, *, shared: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._body = body
+        self._shared = shared
 
     def render(self, request: Any) -> bytes | int:
         """Begin to answer ``request``."""
         if request.method == b"HEAD":
             return b""
+        if not self._shared:
+            request.begin_long_answer()
         request.registerProducer(_Pieces(request, self._body), False)
         return NOT_DONE_YET
 
@@ -74,7 +81,7 @@ class _Pieces:
         request = self._request
         if request is None:
             return
-        piece = self._body[self._at : self._at + _PIECE_BYTES]
+        piece = self._body[self._at : self._at + PIECE_BYTES]
         self._at += len(piece)
         if piece:
             request.write(piece)
@@ -95,6 +102,7 @@ class LimitedRequest(Request):
     content: Any
     _refused = False
     _counted = False
+    _is_long = False
 
     def parseCookies(self) -> None:
         """Nothing: no resource reads cookies, and a header of 8 KiB can have 8,000 of them."""
@@ -142,13 +150,21 @@ class LimitedRequest(Request):
         self._release()
         self.channel = None
 
+    def begin_long_answer(self) -> None:
+        """A long answer that nothing else needs is kept for this request until the client has taken it."""
+        self._is_long = True
+        self.channel.site.begin_answer(self, self.channel.address)
+
     def _release(self) -> None:
         if self._counted:
             self._counted = False
             self.channel.site.body_done(self)
+        if self._is_long:
+            self._is_long = False
+            self.channel.site.answers_held.discard(self)
 
     def evict(self) -> None:
-        """Give up the place of its body, which is still coming in, at once, and close the connection."""
+        """Give up the place of its body, which is still coming in, or of its long answer, at once, and close the connection."""
         self._release()
         self.channel.evict()
 
@@ -360,6 +376,8 @@ class LimitedSite(Site):
         self._admit = admit
         #: The standing of requests with a body: the body comes in (``NEW``), or the request is being answered.
         self.bodies_held: Places[LimitedRequest] = Places()
+        #: Requests whose answer is long, and which hold it for themselves.
+        self.answers_held: Places[LimitedRequest] = Places()
         #: Whether :meth:`drain` was called: each connection then ends after the answer that is under way.
         self.draining = False
         self._emptied: Waiters[None] = Waiters()
@@ -435,6 +453,15 @@ class LimitedSite(Site):
     def body_done(self, request: LimitedRequest) -> None:
         """``request``, one of :attr:`bodies`, was answered or is over."""
         self.bodies_held.discard(request)
+
+    def begin_answer(self, request: LimitedRequest, host: str) -> None:
+        """A long answer to ``host`` begins; with too many, the oldest one of the network that has the most is given up."""
+        if len(self.answers_held) >= LONG_ANSWERS:
+            victim = self.answers_held.oldest_new()
+            assert victim is not None
+            self.evicted += 1
+            victim.evict()
+        self.answers_held.add(request, network_group(host))
 
     async def drain(self, limit_s: float, clock: IReactorTime) -> None:
         """Close idle connections at once, the others when their request is answered, and all of them after ``limit_s``.

@@ -70,18 +70,18 @@ class Front:
             resource = api.resource()
         self.site: Any = make_site(resource, reactor=clock, limits=chosen)
 
-    def connect(self, host: str, sent: bytes = b"") -> Wire | None:
-        """A connection from ``host`` on which ``sent`` was sent; ``None`` when it was refused."""
+    def connect(self, host: str, sent: bytes = b"", wire: type[Wire] = Wire) -> Wire | None:
+        """A connection from ``host``, a ``wire``, on which ``sent`` was sent; ``None`` when it was refused."""
         address = (IPv6Address if ":" in host else IPv4Address)("TCP", host, 1000)
         channel = self.site.buildProtocol(address)
         if channel is None:
             return None
-        wire = Wire(peerAddress=address)
-        wire.channel = channel
-        channel.makeConnection(wire)
+        made = wire(peerAddress=address)
+        made.channel = channel
+        channel.makeConnection(made)
         if sent:
             channel.dataReceived(sent)
-        return wire
+        return made
 
     def answers(self, host: str) -> bool:
         """Whether a client at ``host`` that connects and asks now is answered."""

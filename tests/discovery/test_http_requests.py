@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import random
 import ssl
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_twisted
 from cryptography import x509
 from twisted.internet.address import IPv4Address
 from twisted.internet.ssl import DefaultOpenSSLContextFactory
-from twisted.internet.task import Clock
+from twisted.internet.task import Clock, deferLater
 from twisted.protocols.tls import TLSMemoryBIOFactory
 from twisted.web.resource import Resource
 
+from dmsg.discovery.entry import Entry, ServerPart
+from dmsg.discovery.stores.memory import MemoryStore
+from dmsg.http.server import LONG_ANSWERS
+
+from .conftest import NOW_NS, secret_key
 from .front import GET, Front, Wire
 
 CHUNKED = b"POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -133,6 +141,43 @@ def test_thousands_of_cookies_are_not_read(clock: Clock) -> None:
     place = Front(clock, resource=echo)
     place.connect("192.0.2.1", b"GET / HTTP/1.1\r\nHost: h\r\nCookie: " + b"a=b;" * 1900 + b"\r\n\r\n")
     assert [one.received_cookies for one in echo.requests] == [{}]
+
+
+# --- long answers ------------------------------------------------------------------------------------------------------
+
+
+class StuckWire(Wire):
+    """A connection to a client that takes nothing: the transport asks its producer to pause with the first write."""
+
+    def write(self, data: bytes) -> None:
+        super().write(data)
+        self.producer.pauseProducing()
+
+
+@pytest_twisted.ensureDeferred
+async def test_long_lists_that_are_not_taken_are_bounded_in_memory(clock: Clock, reactor: Any) -> None:
+    """Relays with entries of 15 KiB make a list of 1 MiB, which each of thousands of slow readers would hold."""
+    store = MemoryStore(random=random.Random(1))
+    for n in range(64):
+        key = secret_key(f"relay {n}")
+        server = ServerPart(f"10.0.{n}.1:80", 9)
+        store.put(Entry("0.1.0", 0, NOW_NS, key.public_key, None, server, client_type="x" * 15_000).sign(key), NOW_NS)
+    place = Front(clock, store=store)
+    readers = [place.connect(f"10.1.{n % 2}.1", wire=StuckWire) for n in range(100)]
+    for reader in readers:
+        reader.channel.dataReceived(GET)
+    assert sum(not one.aborting for one in readers) == LONG_ANSWERS
+    honest = place.connect("192.0.2.1", GET)
+    for _ in range(1000):
+        if honest.value().endswith(b"]"):
+            break
+        await deferLater(reactor, 0)
+    assert len(json.loads(honest.value().partition(b"\r\n\r\n")[2])) == 64
+    assert not honest.aborting and honest.producerState == "producing"
+    for one in [*readers, honest]:
+        one.channel.stopProducing()
+        one.hang_up()
+    assert place.site.connections == len(place.site.answers_held) == 0
 
 
 # --- TLS ---------------------------------------------------------------------------------------------------------------
