@@ -18,7 +18,7 @@ from twisted.internet.interfaces import (
     IProtocolNegotiationFactory,
     IStreamServerEndpoint,
 )
-from twisted.internet.protocol import Factory
+from twisted.internet.protocol import Factory, Protocol
 from twisted.logger import Logger
 from zope.interface import implementer
 
@@ -28,10 +28,20 @@ BACKLOG: Final = 1024
 _log = Logger()
 _HAS_BACKLOG: Final = re.compile(r"(haproxy:)?(tcp|tcp6|ssl|unix):")
 _SAYS_BACKLOG: Final = re.compile(r"(?<!\\):backlog=")
+#: Endpoints whose ports close a connection for which a factory has no protocol: Twisted's own without TLS, and ours.
+_IS_BARE: Final = re.compile(r"(tcp|tcp6|unix|systemd|dmsg|messaging):")
 
 
 def server_endpoint(reactor: Any, text: str) -> IStreamServerEndpoint:
-    """The endpoint of ``text``, with :data:`BACKLOG` unless it says otherwise; raises what the parser does."""
+    """The endpoint of ``text``, with :data:`BACKLOG` unless it says otherwise; raises what the parser does.
+
+    A factory that refuses a connection closes it, also where ``text`` wraps connections, as for TLS.
+    """
+    endpoint = _parsed(reactor, text)
+    return endpoint if _IS_BARE.match(text) else _WrappedEndpoint(endpoint)
+
+
+def _parsed(reactor: Any, text: str) -> IStreamServerEndpoint:
     if _HAS_BACKLOG.match(text) and not _SAYS_BACKLOG.search(text):
         with contextlib.suppress(TypeError):  # the text has the backlog by position, or is wrong: the call below tells
             return cast(IStreamServerEndpoint, serverFromString(reactor, f"{text}:backlog={BACKLOG}"))
@@ -85,14 +95,28 @@ async def stop_listening(port: IListeningPort) -> None:
         _log.warn("{port} was not closed well: {problem}", port=address_text(port), problem=listen_problem(error))
 
 
+class _Refused(Protocol):
+    """Ends its connection at once."""
+
+    transport: Any
+
+    def connectionMade(self) -> None:
+        self.transport.abortConnection()
+
+
 @implementer(IProtocolNegotiationFactory)
 class LateFactory(Factory):
-    """Holds a port for a factory that comes later; until :meth:`serve` it refuses connections."""
+    """Holds a port for a factory that comes later; until :meth:`serve` it refuses connections.
+
+    A port closes a connection for which there is no protocol. A wrapper, such as that of TLS, would fail instead, and leave the
+    connection open for ever: for a ``wrapped`` port, a protocol closes each connection that the factory refuses.
+    """
 
     noisy = False
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, wrapped: bool = False) -> None:
         self._name = name
+        self._wrapped = wrapped
         self._served: Any = None
 
     def serve(self, factory: IProtocolFactory) -> None:
@@ -104,7 +128,8 @@ class LateFactory(Factory):
         return self._name
 
     def buildProtocol(self, addr: IAddress | None) -> Any:
-        return None if self._served is None else self._served.buildProtocol(addr)
+        protocol = None if self._served is None else self._served.buildProtocol(addr)
+        return _Refused() if protocol is None and self._wrapped else protocol
 
     def acceptableProtocols(self) -> list[bytes]:
         """What the factory speaks. Without an answer, TLS ends every connection whose client names what it speaks (ALPN)."""
@@ -115,6 +140,21 @@ class LateFactory(Factory):
         super().doStop()  # type: ignore[no-untyped-call]
         if self._served is not None:
             self._served.doStop()
+
+
+@implementer(IStreamServerEndpoint)
+class _WrappedEndpoint:
+    """An endpoint whose ports wrap their connections."""
+
+    def __init__(self, endpoint: IStreamServerEndpoint) -> None:
+        self._endpoint = endpoint
+
+    def listen(self, protocolFactory: IProtocolFactory) -> Deferred[IListeningPort]:
+        """Listen; what ``protocolFactory`` refuses is closed."""
+        factory = LateFactory("wrapped port", wrapped=True)
+        factory.serve(protocolFactory)
+        listening: Deferred[IListeningPort] = self._endpoint.listen(factory)
+        return listening
 
 
 @implementer(IStreamServerEndpoint)
