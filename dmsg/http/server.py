@@ -230,11 +230,11 @@ class LimitedChannel(HTTPChannel):
         is_chunked = self.length is None and not self._handlingRequest
         part, rest = (data[:_CHUNKED_BYTES], data[_CHUNKED_BYTES:]) if is_chunked else (data, b"")
         super().rawDataReceived(part)
-        if not rest or self._deadline is None or self.transport.disconnecting:
+        if not rest:
             return
         if self._handlingRequest:
             self.rawDataReceived(rest)  # of whatever protocol has the connection now
-        else:
+        elif self._deadline is not None and not self.transport.disconnecting:
             self._buffer += rest
             self._give_turn()
 

@@ -17,10 +17,12 @@ from twisted.internet.ssl import DefaultOpenSSLContextFactory
 from twisted.internet.task import Clock, deferLater
 from twisted.protocols.tls import TLSMemoryBIOFactory
 from twisted.web.resource import Resource
+from twisted.web.server import NOT_DONE_YET
 
 from dmsg.discovery.entry import Entry, ServerPart
 from dmsg.discovery.stores.memory import MemoryStore
 from dmsg.http.server import LONG_ANSWERS
+from dmsg.testing.probes import ConformanceProtocol
 
 from .conftest import NOW_NS, secret_key
 from .front import GET, Front, Wire
@@ -107,6 +109,31 @@ def test_what_comes_behind_a_chunked_body_is_the_next_request(clock: Clock) -> N
         assert wire.value().count(b"HTTP/1.1 200 ") == 7
         wire.hang_up()
     assert place.site.connections == place.site.bodies == 0
+
+
+class Taker(Resource):
+    """Takes the connection over, with the bytes behind the request."""
+
+    isLeaf = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.taken = ConformanceProtocol()
+        self.leftover = b""
+
+    def render(self, request: Any) -> int:
+        self.leftover = request.channel.hand_over(self.taken)
+        return NOT_DONE_YET
+
+
+def test_who_takes_the_connection_over_gets_all_that_came_behind_a_chunked_body(clock: Clock) -> None:
+    taker = Taker()
+    place = Front(clock, resource=taker)
+    wire = place.connect("192.0.2.1", CHUNKED + b"3\r\nabc\r\n0\r\n\r\n" + b"frames" * 2000)
+    assert taker.leftover + taker.taken.received == b"frames" * 2000
+    wire.channel.dataReceived(b"more")
+    assert taker.taken.received.endswith(b"more") and place.site.connections == 0
+    assert not clock.getDelayedCalls()
 
 
 def test_a_connection_that_ends_within_its_chunks_leaves_nothing(clock: Clock) -> None:
