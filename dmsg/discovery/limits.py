@@ -51,7 +51,7 @@ class DiscoveryLimits(HttpLimits):
     ranks_burst: float = 20.0
 
     def __post_init__(self) -> None:
-        check_limits(self, "rate_addresses")
+        check_limits(self, "rate_addresses", "connections", "connections_per_address", "headers")
 
     @classmethod
     def unlimited_rates(cls) -> DiscoveryLimits:

@@ -34,8 +34,8 @@ class AdmissionLimits:
     drain_timeout_s: float = 10.0
 
     def __post_init__(self) -> None:
-        """Raise ``ValueError`` for a burst or a number of unfinished handshakes that lets nothing through at all."""
-        check_limits(self, "half_open", "half_open_per_address")
+        """Raise ``ValueError`` for a burst, or a number of handshakes or clients, that lets nothing through at all."""
+        check_limits(self, "half_open", "half_open_per_address", "connections", "connections_per_address")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,3 +88,8 @@ class ServingLimits(AdmissionLimits):
     control_backlog_bytes: int = 256 * 1024
     #: Bytes a connection may send each second; 0 is no limit.
     bytes_per_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Raise ``ValueError`` as for strangers, and for numbers of transports and requests that let none through."""
+        AdmissionLimits.__post_init__(self)
+        check_limits(self, "transports_per_connection", "unanswered_per_target", "pending_requests")

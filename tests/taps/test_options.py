@@ -52,6 +52,10 @@ def _parsed(module: Any, *arguments: str, **environ: str) -> Any:
         (server, ("half-open", "half-open-per-address", "handshake-burst", "request-burst", "pair-request-burst")),
         (server, ("stranger-request-burst", "known-request-burst", "stray-burst", "handshake-burst-per-network")),
         (messaging_server, ("half-open", "handshake-burst-per-address", "request-burst")),
+        (server, ("connections", "connections-per-address", "transports-per-connection", "pending-requests")),
+        (messaging_server, ("connections", "connections-per-address", "unanswered-per-target")),
+        (rmb_relay, ("connections", "connections-per-address")),
+        (discovery, ("connections", "connections-per-address", "headers")),
         (rmb_relay, ("half-open", "handshake-burst", "post-burst", "get-burst", "arrival-burst", "rate-addresses")),
         (discovery, ("get-burst", "total-post-burst", "rate-addresses")),
     ],
@@ -66,7 +70,16 @@ def test_a_limit_with_which_no_client_would_be_served_is_refused_at_the_start(
         assert line == f"{module.Options.tap_name}: limits: {name} must be at least 1 (in option --limit-{option})"
 
 
-@pytest.mark.parametrize("option", ["store-limit-new-keys-burst", "proof-limit-proof-burst", "proof-limit-relays"])
+@pytest.mark.parametrize(
+    "option",
+    [
+        "store-limit-new-keys-burst",
+        "proof-limit-proof-burst",
+        "proof-limit-relays",
+        "proof-limit-concurrent",
+        "proof-limit-resolving",
+    ],
+)
 def test_the_same_holds_for_limits_of_discoverys_store_and_proofs(option: str) -> None:
     assert f"must be at least 1 (in option --{option})" in refusal(discovery, f"--{option}", "0")
 

@@ -14,8 +14,8 @@ from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import Clock
 from twisted.web.resource import Resource
 
-from dmsg.discovery.api import make_site
-from dmsg.discovery.limits import DiscoveryLimits
+from dmsg.http.limits import HttpLimits
+from dmsg.http.server import LimitedSite
 from dmsg.taps._service import BoundEndpoint
 
 
@@ -72,13 +72,14 @@ async def test_a_refused_connection_is_closed(
 
 @pytest.mark.filterwarnings("ignore:Passing pyOpenSSL")
 @pytest_twisted.ensureDeferred
-async def test_over_tls_an_address_has_no_more_connections_than_it_may(
+async def test_over_tls_a_site_closes_whom_it_does_not_admit(
     reactor: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, self_signed: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "site.pem").write_bytes(self_signed(x509.DNSName("site")))
     endpoint = BoundEndpoint(reactor, "listen", "ssl:port=0:privateKey=site.pem:interface=127.0.0.1")
-    site: Any = make_site(Resource(), reactor=Clock(), limits=DiscoveryLimits(connections_per_address=0))
+    limits = HttpLimits(body_bytes=1)
+    site: Any = LimitedSite(Resource(), reactor=Clock(), limits=limits, admit=lambda host: False)
     port = await endpoint.listen(site)
     client = Silent()
     await TCP4ClientEndpoint(reactor, "127.0.0.1", port.getHost().port).connect(Factory.forProtocol(lambda: client))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dmsg.serving.limits import AdmissionLimits, ServingLimits
+from dmsg.serving.limits import ServingLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +16,6 @@ class RelayLimits(ServingLimits):
     window_bytes: int = 32 * 1024 * 1024
 
     def __post_init__(self) -> None:
-        AdmissionLimits.__post_init__(self)  # super() would fail: with slots, dataclass replaces this class
+        ServingLimits.__post_init__(self)  # super() would fail: with slots, dataclass replaces this class
         if self.window_bytes >= 1 << 32:
             raise ValueError("window_bytes must be less than 4 GiB")
