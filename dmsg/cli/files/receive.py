@@ -151,6 +151,7 @@ class Receiver(Factory):
         self._rules = rules
         self._running: dict[Channel, Deferred[None]] = {}
         self._writing: dict[tuple[str, str], Channel] = {}
+        self._storing: set[SmallFiles] = set()
         self._places: Places[Channel] = Places()
         self._arrived: OrderedDict[tuple[str, str, int, str], None] = OrderedDict()
         self._parts = PartStore(rules.directory)
@@ -250,7 +251,9 @@ class Receiver(Factory):
         def known(file: SmallFile) -> bool:
             return file.again and (sender, file.name, len(file.data), file.sha256) in self._arrived
 
-        return SmallFiles(self._reactor, talk, keep=keep, known=known, stored=stored)
+        return SmallFiles(
+            self._reactor, talk, keep=keep, known=known, stored=stored, sender=sender, storing=self._storing
+        )
 
     async def _take_whole(self, talk: Conversation, whole: Whole, small: SmallFiles) -> None:
         """Receive one small file."""
@@ -263,8 +266,23 @@ class Receiver(Factory):
         except TransferFailed:
             await small.done()  # answers come in order
             raise
+        if whole.again:
+            await self._settle_earlier(talk.channel, small)
         data = await talk.hear_all(whole.size, partial(self._places.received, talk.channel))
         await small.put(SmallFile(name, data, whole.sha256, self._reactor.seconds(), whole.again))
+
+    async def _settle_earlier(self, channel: Channel, small: SmallFiles) -> None:
+        """Wait until the small files that earlier transports of this sender have brought are stored: it sends them again.
+
+        It has given these transports up, whether or not we have noticed that they are gone.
+        """
+        for earlier in list(self._running):
+            if earlier is channel:
+                break
+            if str(earlier.transport.getPeer().public_key) == small.sender:
+                self._break_off(earlier)
+        for other in [one for one in self._storing if one.sender == small.sender and one is not small]:
+            await other.idle()
 
     async def _take(self, talk: Conversation, offer: Offer, peer: DmsgAddress) -> None:
         """Receive one large file."""

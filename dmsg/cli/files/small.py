@@ -28,6 +28,7 @@ class SmallFiles:
 
     ``known`` tells whether a file has arrived already, ``stored`` is told which file was stored, and under which name. When a
     file cannot be stored, the conversation is interrupted with ``TransferFailed``, after the answers to the files before it.
+    It is in ``storing`` while it has files to store, which may be longer than the conversation lasts.
     """
 
     def __init__(
@@ -38,15 +39,19 @@ class SmallFiles:
         keep: Keep,
         known: Callable[[SmallFile], bool],
         stored: Callable[[SmallFile, str], object],
+        sender: str,
+        storing: set[SmallFiles],
     ) -> None:
+        #: The key of their sender, in hex.
+        self.sender = sender
         self._reactor = reactor
         self._talk = talk
         self._keep = keep
         self._known = known
         self._stored = stored
+        self._storing = storing
         self._waiting: list[SmallFile] = []
         self._waiting_bytes = 0
-        self._storing = False
         self._error: Exception | None = None
         self._progress: Waiters[None] = Waiters()
 
@@ -54,18 +59,23 @@ class SmallFiles:
         """Have ``file`` stored and answered; returns later while too many wait."""
         self._waiting.append(file)
         self._waiting_bytes += len(file.data)
-        if not self._storing:
-            self._storing = True
+        if self not in self._storing:
+            self._storing.add(self)
             Deferred.fromCoroutine(self._store())
         while len(self._waiting) >= WAITING_LIMIT or self._waiting_bytes >= BLOCK_BYTES:
             await self._wait()
 
     async def done(self) -> None:
         """Wait until all are stored and answered. Raises the error of that, ``TransferFailed`` if a file was not stored."""
-        while self._storing:
+        while self in self._storing:
             await self._wait()
         if self._error is not None:
             raise self._error
+
+    async def idle(self) -> None:
+        """Wait until nothing is being stored, whatever became of it."""
+        while self in self._storing:
+            await self._progress.wait()
 
     async def _wait(self) -> None:
         await self._progress.wait()
@@ -85,7 +95,7 @@ class SmallFiles:
             self._error = error
             self._talk.channel.interrupt(error)
         finally:
-            self._storing = False
+            self._storing.discard(self)
             self._progress.fire(None)
 
     async def _store_some(self, files: list[SmallFile]) -> None:

@@ -303,6 +303,8 @@ def test_who_waits_for_the_disk_is_told_when_it_takes_no_more(monkeypatch):
         keep=lambda files: ([], OSError(errno.ENOSPC, "No space left on device")),
         known=lambda file: False,
         stored=lambda file, name: None,
+        sender="02ab",
+        storing=set(),
     )
     for number in range(1 + WAITING_LIMIT):  # one is being stored
         Deferred.fromCoroutine(files.put(SmallFile(f"{number}", b"x", sha256(b"x"), 0.0))).addBoth(ended.append)
