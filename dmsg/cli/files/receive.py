@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from dmsg.cli.files.parts import PartStore, SmallFile
 from dmsg.cli.files.places import Places
 from dmsg.cli.files.quota import KEEP_FREE, QUOTA, Quota
 from dmsg.cli.files.small import SmallFiles
-from dmsg.cli.files.store import WriteBehind, in_thread, storage_failure
+from dmsg.cli.files.store import WriteBehind, in_thread, start_in_thread, storage_failure
 from dmsg.cli.files.talk import HASH_TIMEOUT_S, IDLE_TIMEOUT_S, Conversation
 from dmsg.cli.files.wire import (
     WHOLE_LIMIT_BYTES,
@@ -46,6 +47,7 @@ from dmsg.cli.protocols import security_of
 from dmsg.cli.settings import PUBLIC_KEY, Invocation, ValueType, common_options, service_option
 from dmsg.clients.access import AllowKeys
 from dmsg.crypto.keys import PublicKey
+from dmsg.glue.waiters import Waiters
 from dmsg.ops.values import SIZE
 
 MAX_SIZE: Final = "10GiB"
@@ -152,6 +154,8 @@ class Receiver(Factory):
         self._running: dict[Channel, Deferred[None]] = {}
         self._writing: dict[tuple[str, str], Channel] = {}
         self._storing: set[SmallFiles] = set()
+        #: Large files that are being given their names, by sender and offered name.
+        self._publishing: dict[tuple[str, str], Waiters[str]] = {}
         self._places: Places[Channel] = Places()
         self._arrived: OrderedDict[tuple[str, str, int, str], None] = OrderedDict()
         self._parts = PartStore(rules.directory)
@@ -289,11 +293,14 @@ class Receiver(Factory):
         name, sender = check_name(offer.name), str(peer.public_key)
         if offer.size > self._rules.max_size_bytes:
             raise TransferFailed("too_big", local_name(name))
+        key = (sender, name)
+        if key in self._publishing:  # its sender has dialled again, because the disk takes long
+            with contextlib.suppress(OSError, ValueError):
+                await self._publishing[key].wait()
         # A sender that asks whether a file has arrived gets an answer only about files that it has sent itself.
         if (sender, name, offer.size, offer.id) in self._arrived:
             await talk.say(Done())
             return
-        key = (sender, name)
         older = self._writing.get(key)
         if older is not None:
             # Its sender has dialled again before we noticed that the old transport is gone.
@@ -323,9 +330,7 @@ class Receiver(Factory):
             sha256 = part.sha256 if start.hashed else ""
             if finish.sha256 != sha256:
                 raise TransferFailed("mismatch")
-            publishing = part
-            name = await in_thread(self._reactor, lambda: publishing.publish(overwrite=self._rules.overwrite))
-            self._quota.add(sender, 0, files=1)
+            name = await self._publish(offer, part, sender)
         except OSError as error:
             raise storage_failure(error, local_name(offer.name)) from error
         except TransferFailed as error:
@@ -335,9 +340,27 @@ class Receiver(Factory):
         finally:
             if part is not None:
                 part.close()
-        self._remember(sender, offer.name, offer.size, offer.id)
         self._tell(offer.size, name, sha256, peer, start.offset, self._reactor.seconds() - began, talk)
         await talk.say(Done())
+
+    async def _publish(self, offer: Offer, part: PartFile, sender: str) -> str:
+        """Give a complete file its name, which is returned.
+
+        The file counts as arrived then, even if its transport is broken off meanwhile.
+        """
+        key, ends = (sender, offer.name), Waiters[str]()
+
+        def ended(result: str | Failure) -> None:
+            del self._publishing[key]
+            if not isinstance(result, Failure):
+                self._remember(sender, offer.name, offer.size, offer.id)
+                self._quota.add(sender, 0, files=1)
+            ends.fire(result)
+
+        self._publishing[key] = ends
+        named = ends.wait()
+        start_in_thread(self._reactor, lambda: part.publish(overwrite=self._rules.overwrite)).addBoth(ended)
+        return await named
 
     def _remember(self, sender: str, name: str, size: int, mark: str) -> None:
         self._arrived[sender, name, size, mark] = None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,11 +15,31 @@ from twisted.python.failure import Failure
 
 from dmsg.cli.files.receive import Receiver, Rules
 from dmsg.cli.files.small import WAITING_LIMIT
-from dmsg.cli.files.wire import Decoder, Done, Ready, Whole, encode_whole
+from dmsg.cli.files.wire import Decoder, Done, Finish, Have, Ready, Start, Whole, data_prefix, encode, encode_whole
 from dmsg.cli.output import Output
 
-from .test_files import GIBIBYTE, sha256
+from .test_files import GIBIBYTE, LARGE, offer, sha256
 from .test_slow import PEER, Reactor
+
+
+class Disk(Reactor):
+    """As :class:`Reactor`; with ``slow`` the work of threads is done at once, and they end with :meth:`catch_up`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slow = False
+        self._ends: list[Callable[[], None]] = []
+
+    def callInThreadWithCallback(self, done: Callable[[bool, Any], None], work: Callable[[], Any]) -> None:
+        if self.slow:
+            super().callInThreadWithCallback(lambda *result: self._ends.append(partial(done, *result)), work)
+        else:
+            super().callInThreadWithCallback(done, work)
+
+    def catch_up(self) -> None:
+        self.slow = False
+        for end in self._ends:
+            end()
 
 
 class Line:
@@ -63,7 +85,7 @@ def whole(name: str, data: bytes, *, again: bool) -> bytes:
 @pytest.mark.parametrize("noticed", [True, False], ids=["loss noticed", "loss not noticed"])
 def test_small_files_that_wait_for_the_disk_are_stored_once(tmp_path, noticed):
     names = [f"{number}" for number in range(WAITING_LIMIT + 6)]
-    reactor = Reactor()
+    reactor = Disk()
     reactor.hold = True
     receiving = receiver(reactor, tmp_path)
     old = Line(receiving)
@@ -78,4 +100,25 @@ def test_small_files_that_wait_for_the_disk_are_stored_once(tmp_path, noticed):
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
     assert new.said == [Ready(), *[Done()] * len(names)]
     assert old.aborted is not noticed
+    receiving.stop()
+
+
+@pytest.mark.parametrize("noticed", [True, False], ids=["loss noticed", "loss not noticed"])
+def test_a_large_file_that_has_its_name_already_is_not_asked_for_again(tmp_path, noticed):
+    """The directory is being synced."""
+    reactor = Disk()
+    receiving = receiver(reactor, tmp_path)
+    old = Line(receiving)
+    asked = encode(offer("a", len(LARGE)))
+    old.channel.dataReceived(asked)
+    old.channel.dataReceived(encode(Start(0, True)) + data_prefix(len(LARGE)) + LARGE)
+    reactor.slow = True
+    old.channel.dataReceived(encode(Finish(sha256(LARGE))))
+    assert (tmp_path / "a").exists() and old.said == [Ready(), Have(0, sha256(b""))]
+    if noticed:
+        old.channel.connectionLost(Failure(ConnectionLost()))
+    new = Line(receiving)
+    new.channel.dataReceived(asked)
+    reactor.catch_up()
+    assert new.said == [Ready(), Done()]
     receiving.stop()
