@@ -51,8 +51,9 @@ from dmsg.glue.waiters import Waiters
 from dmsg.ops.values import SIZE
 
 MAX_SIZE: Final = "10GiB"
-#: How many seconds a new transport may be silent: ``dmsg send`` offers its first file at once.
-FIRST_OFFER_TIMEOUT_S: Final = 10.0
+#: How many seconds a new transport may be silent: ``dmsg send`` offers its first file at once. The offer may be in one frame
+#: with 64 KiB of the file, which comes as a whole: this is enough for 2.2 KB a second.
+FIRST_OFFER_TIMEOUT_S: Final = 30.0
 #: Seconds between two searches for parts that are too old.
 SWEEP_INTERVAL_S: Final = 3600.0
 #: Files whose arrival is remembered, so that a sender that missed the confirmation does not send them again.

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import pytest_twisted
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionDone, ConnectionLost
 from twisted.internet.task import Clock
@@ -18,6 +19,7 @@ from twisted.python.failure import Failure
 
 from dmsg.cli.channel import TimedOut
 from dmsg.cli.files import send
+from dmsg.cli.files.receive import Receiver, Rules
 from dmsg.cli.files.wire import (
     Decoder,
     Done,
@@ -34,8 +36,11 @@ from dmsg.cli.files.wire import (
 )
 from dmsg.cli.output import Output
 from dmsg.crypto.keys import SecretKey
+from dmsg.testing.link import Link
+from dmsg.testing.memory import MemoryNetwork
+from dmsg.testing.network import LocalNetwork
 
-from .test_files import LARGE, sha256, source
+from .test_files import GIBIBYTE, LARGE, sha256, source
 
 PEER = SecretKey.generate().public_key
 BYTES_PER_S = 100_000
@@ -292,3 +297,41 @@ def test_a_receiver_may_need_minutes_for_its_disk(monkeypatch, tmp_path, size):
     sending = Sending(monkeypatch, reactor, Late(reactor))
     told, error = sending.run((source(tmp_path, "a", bytes(size)),), retries=0)
     assert error is None and told == ["a"]
+
+
+class Machine(MemoryNetwork):
+    """A network whose threads end in the next turn of the reactor."""
+
+    def getThreadPool(self) -> Machine:
+        return self
+
+    def callInThreadWithCallback(self, done: Callable[[bool, Any], None], work: Callable[[], Any]) -> None:
+        self.callLater(0, done, True, work())
+
+    def callFromThread(self, function: Callable[..., Any], *args: Any) -> None:
+        self.callLater(0, function, *args)
+
+
+@pytest.mark.parametrize("size", [200_000, len(LARGE)])
+@pytest_twisted.ensureDeferred
+async def test_a_first_frame_may_take_a_quarter_of_a_minute(monkeypatch, tmp_path, size):
+    """64 KiB of a file come as a whole: on a path of 4 KB a second the receiver hears nothing for 16 seconds."""
+    inbox, machine = tmp_path / "inbox", Machine()
+    inbox.mkdir()
+    data = os.urandom(size)
+    call: Any = SimpleNamespace(settings=None, out=Output(io.StringIO(), io.StringIO(), json_lines=True))
+    async with LocalNetwork(machine, relays=0, messaging_relays=1, discovery=None) as network:
+        bob = await network.messaging_client()
+        link = Link(machine, bits_per_s=32_000, buffer_bytes=20_000)
+        alice = await network.messaging_client(link=link)
+
+        @asynccontextmanager
+        async def open_client(*args: Any, **options: Any) -> Any:
+            yield alice
+
+        monkeypatch.setattr(send, "open_client", open_client)
+        receiver = Receiver(call, machine, Rules(inbox, GIBIBYTE, keep_free_bytes=0))
+        bob.listen(receiver)
+        await network.wait(send.run_send(call, machine, bob.public_key, (source(tmp_path, "a", data),), retries=0))
+        receiver.stop()
+    assert (inbox / "a").read_bytes() == data
