@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -53,6 +52,7 @@ class SmallFiles:
         self._waiting: list[SmallFile] = []
         self._waiting_bytes = 0
         self._error: Exception | None = None
+        self._unanswered: TransportBroken | TimedOut | None = None
         self._progress: Waiters[None] = Waiters()
 
     async def put(self, file: SmallFile) -> None:
@@ -66,11 +66,13 @@ class SmallFiles:
             await self._wait()
 
     async def done(self) -> None:
-        """Wait until all are stored and answered. Raises the error of that, ``TransferFailed`` if a file was not stored."""
+        """Wait until all are stored and answered. Raises the error of that: ``TransferFailed`` if a file was not stored,
+        ``TransportBroken`` or ``TimedOut`` if an answer could not be given."""
         while self in self._storing:
             await self._wait()
-        if self._error is not None:
-            raise self._error
+        error = self._error or self._unanswered
+        if error is not None:
+            raise error
 
     async def idle(self) -> None:
         """Wait until nothing is being stored, whatever became of it."""
@@ -88,8 +90,10 @@ class SmallFiles:
                 files, self._waiting, self._waiting_bytes = self._waiting, [], 0
                 # The conversation learns of a lost transport itself, once it does not wait here. Files that have come are
                 # stored all the same, so that they need not be sent again.
-                with contextlib.suppress(TransportBroken, TimedOut):
+                try:
                     await self._store_some(files)
+                except (TransportBroken, TimedOut) as error:
+                    self._unanswered = error
                 self._progress.fire(None)
         except Exception as error:  # of any kind: otherwise the conversation would wait for ever
             self._error = error

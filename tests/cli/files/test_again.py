@@ -10,12 +10,24 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from twisted.internet.error import ConnectionLost
+from twisted.internet.error import ConnectionDone, ConnectionLost
 from twisted.python.failure import Failure
 
 from dmsg.cli.files.receive import Receiver, Rules
 from dmsg.cli.files.small import WAITING_LIMIT
-from dmsg.cli.files.wire import Decoder, Done, Finish, Have, Ready, Start, Whole, data_prefix, encode, encode_whole
+from dmsg.cli.files.wire import (
+    Decoder,
+    Done,
+    End,
+    Finish,
+    Have,
+    Ready,
+    Start,
+    Whole,
+    data_prefix,
+    encode,
+    encode_whole,
+)
 from dmsg.cli.output import Output
 
 from .test_files import GIBIBYTE, LARGE, offer, sha256
@@ -64,8 +76,14 @@ class Line:
     def abortConnection(self) -> None:
         self.aborted = True
 
+    def loseConnection(self) -> None:
+        self.channel.connectionLost(Failure(ConnectionDone()))
+
     def registerProducer(self, producer: Any, streaming: bool) -> None:
         """It takes everything."""
+
+    def unregisterProducer(self) -> None:
+        """It took everything."""
 
     def pauseProducing(self) -> None:
         """It brings nothing more."""
@@ -121,4 +139,23 @@ def test_a_large_file_that_has_its_name_already_is_not_asked_for_again(tmp_path,
     new.channel.dataReceived(asked)
     reactor.catch_up()
     assert new.said == [Ready(), Done()]
+    receiving.stop()
+
+
+def test_a_sender_that_got_no_answer_is_not_done(tmp_path):
+    """Its transport is lost while the disk is busy: it comes again, and a receiver for one sender has to be there."""
+    reactor = Disk()
+    reactor.hold = True
+    receiving = receiver(reactor, tmp_path)
+    finished = []
+    receiving.finished.addCallback(finished.append)
+    old = Line(receiving)
+    old.channel.dataReceived(whole("a", b"data", again=False) + encode(End()))
+    old.channel.connectionLost(Failure(ConnectionLost()))
+    reactor.hold = False
+    reactor.work()
+    assert (tmp_path / "a").exists() and finished == []
+    new = Line(receiving)
+    new.channel.dataReceived(whole("a", b"data", again=True) + encode(End()))
+    assert new.said == [Ready(), Done()] and finished == [None]
     receiving.stop()
