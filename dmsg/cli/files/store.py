@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -251,8 +252,8 @@ class ReadAhead:
         """Wait for the thread; after that the source may be used for something else."""
         reading, self._reading = self._reading, None
         if reading is not None:
-            reading.addErrback(lambda _: None)
-            await reading
+            with contextlib.suppress(OSError, ValueError):  # of the read; a command that is cancelled here ends
+                await reading
 
     def _begin(self) -> Deferred[bytes]:
         return start_in_thread(self._reactor, self._read)

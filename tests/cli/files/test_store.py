@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 import pytest_twisted
 from twisted.internet import reactor
+from twisted.internet.defer import CancelledError, Deferred
 
 from dmsg.cli.files.store import BLOCK_BYTES, QUICK_S, ReadAhead, WriteBehind, find_source
+
+from .test_slow import Reactor
 
 
 class Disk:
@@ -159,3 +162,24 @@ async def test_a_source_may_begin_again_once_reading_ahead_has_stopped(tmp_path)
     source.rewind()
     assert source.offset == 0 and len(source.read_block(hashed=True)) == BLOCK_BYTES
     source.close()
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_command_that_is_cancelled_while_it_waits_for_the_reader_ends(tmp_path, fails):
+    """An error of the reader, whose block is not wanted any more, ends nothing."""
+    (tmp_path / "a").write_bytes(bytes(3 * BLOCK_BYTES))
+    source, machine, ended = find_source(str(tmp_path / "a")).open(), Reactor(), []
+    machine.hold = True
+    ahead = ReadAhead(machine, source, hashed=True)
+    Deferred.fromCoroutine(ahead.next())
+    machine.work()
+    stopping = Deferred.fromCoroutine(ahead.stop())
+    stopping.addBoth(ended.append)
+    if fails:
+        source.close()
+        machine.work()
+        assert ended == [None]
+    else:
+        stopping.cancel()
+        assert [getattr(one, "type", one) for one in ended] == [CancelledError]
+        source.close()
