@@ -200,7 +200,11 @@ async def refused_as_rate_limited(net: Net) -> BaseException:
 
 
 async def refused_as_rate_limited_for_unanswered_requests(net: Net) -> BaseException:
-    net.relay.switch.limits = replace(LIMITS, pending_requests=0)
+    net.relay.switch.limits = replace(LIMITS, pending_requests=1)
+    unanswered = net.relay.rule(drop, kind=REQUEST)
+    net.session.request(net.bob.public_key, Carrier.REQUEST).addErrback(lambda _: None)
+    await net.settle()
+    assert unanswered.hits
     return await net.failure()
 
 
