@@ -234,7 +234,7 @@ class IncomingTransport(StreamOwner, ServiceOffer[DmsgPort]):
             if self._resumed.is_over or self._path.is_late:
                 # The proof came late: the initiator has given up this path for the one in use now, or we have given up. Data
                 # that came with the proof was neither given to the application nor acknowledged.
-                self._session.abort_stream(self.stream, CloseReason.PEER_GONE)
+                self._session.abort_stream(self.stream, self._resumed.farewell)
                 return
             if self._attempts is not None:
                 self._attempts.moved(self._session.clock.seconds())

@@ -186,6 +186,12 @@ class DmsgTransport(RelayTransport[Stream], StreamOwner):
         """Whether nothing is left of it on the wire."""
         return self.path is PathState.OVER
 
+    @property
+    def farewell(self) -> CloseReason:
+        """What a path that comes too late is closed with: ``normal`` if only the peer does not know that nothing is missing."""
+        nothing_missing = self.is_over and self.stream.close_reason is not None and not self.stream.dropped
+        return CloseReason.NORMAL if nothing_missing else CloseReason.PEER_GONE
+
     def move_to(self, link: Link, stream: Stream, peer_received_bytes: int, told_bytes: int) -> bool:
         """Go on over another path: no byte is lost, none is delivered twice.
 

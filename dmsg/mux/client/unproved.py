@@ -19,6 +19,7 @@ from dmsg.mux.client.transport import DmsgTransport
 from dmsg.mux.core.resumption import ResumeAttempts
 from dmsg.mux.core.sealed_stream import SealedStream
 from dmsg.mux.core.stream import Stream, StreamFault
+from dmsg.mux.core.wire import CloseReason
 from dmsg.sansio.rate import TokenBucket
 
 
@@ -57,6 +58,11 @@ class UnprovedTransport:
     def is_over(self) -> bool:
         """Whether no path can open or move it any more."""
         return self._is_over if self._transport is None else self._transport.is_over
+
+    @property
+    def farewell(self) -> CloseReason:
+        """See :class:`~dmsg.mux.client.transport.DmsgTransport`."""
+        return CloseReason.PEER_GONE if self._transport is None else self._transport.farewell
 
     @property
     def is_wanted(self) -> bool:

@@ -163,7 +163,7 @@ class SealedStream(Stream):
 
     @property
     def end_wanted(self) -> bool:
-        """Whether our side has nothing more to write."""
+        """See :attr:`Stream.end_wanted`."""
         return self._end_wanted
 
     @property

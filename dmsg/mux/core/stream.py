@@ -229,6 +229,11 @@ class Stream(ABC):
         return False
 
     @property
+    def end_wanted(self) -> bool:
+        """Whether our side has nothing more to write."""
+        return False
+
+    @property
     def complete(self) -> bool:
         """Whether nothing is missing on either side, even if the peer has not said that it knows our end."""
         return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from dmsg.mux.client.service import ClientConfig
 from dmsg.mux.core.e2e_handshake import CONFIRM_TIMEOUT_S
 from dmsg.mux.core.e2e_negotiation import Security
 from dmsg.mux.core.errors import Unsupported
-from dmsg.mux.core.wire import ACK, FWD, REQUEST
+from dmsg.mux.core.wire import ACCEPT, ACK, CLOSE, FWD, REQUEST, CloseReason
 from dmsg.testing.hostile import RelayFrame, drop
 from dmsg.testing.probes import ConformanceProtocol, PullProducer, PushProducer, pattern
 from tests.worlds import AliceAndBob, ended_cleanly
@@ -288,6 +289,43 @@ async def test_what_comes_on_a_new_path_after_the_grace_is_not_acknowledged(offe
         assert len(net.b.received) == 100
         assert net.a.heard == ["lost"]
         assert not ended_cleanly(net.a)
+
+
+@pytest.mark.parametrize("taken", [True, False], ids=["all is taken", "something is not taken"])
+@sync
+async def test_a_peer_that_has_ended_in_full_says_so_on_a_path_that_comes_late(taken: bool) -> None:
+    """The end of Alice's stream arrives while her proof of another path is on its way; its acknowledgement is lost."""
+    held: list[RelayFrame] = []
+
+    def hold(frame: RelayFrame) -> list[RelayFrame]:
+        held.append(frame)
+        return []
+
+    async with Net() as net:
+        net.a.transport.write(pattern(100))
+        net.b.transport.write(pattern(100))
+        await net.wait(net.b.when_received(100))
+        net.b.transport.loseWriteConnection()
+        await net.wait(net.a.when(lambda: net.a.heard == ["read ended after 100"]))
+        await net.settle()
+        if not taken:
+            net.b.transport.loseConnection()
+        for kind in (FWD, ACK, CLOSE):
+            net.relay.rule(hold, kind=kind, to=net.bob.public_key, times=None)
+        net.a.transport.write(pattern(50))
+        net.a.transport.loseWriteConnection()
+        await net.settle()
+        accept = net.relay.frames(ACCEPT, net.alice.public_key)[-1]
+        net.relay.send(replace(accept, kind=CLOSE, payload=bytes([CloseReason.PEER_GONE])))
+        await net.wait(net.relay.next_frame(ACCEPT, net.alice.public_key))
+        await net.settle()
+        net.relay.be_honest()
+        for frame in held:
+            net.relay.send(frame)
+        await net.over(net.a, net.b)
+        assert bytes(net.b.received) == (pattern(100) + pattern(50) if taken else pattern(100))
+        assert ended_cleanly(net.a) is taken
+        assert len(net.relay.frames(REQUEST, net.bob.public_key)) == 2
 
 
 @pytest.mark.parametrize("paths", [1, 2])
