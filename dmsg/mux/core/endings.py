@@ -25,7 +25,7 @@ def peers_reason(stream: Stream, code: int, *, closing: bool) -> int:
         if _both_know(stream, closing):
             return CloseReason.NORMAL  # whatever is said now: both sides know that they have everything
         if code == CloseReason.NORMAL and stream.ended_before and stream.end_wanted:
-            return CloseReason.NORMAL  # of the peer's end, only the acknowledgement of ours was lost, with an earlier path
+            return CloseReason.NORMAL  # only its acknowledgement of our end was lost, with an earlier path
         if code == CloseReason.NORMAL and not stream.end_received:
             return CloseReason.REFUSED
     if code == CloseReason.NORMAL and stream.cut_bytes:
