@@ -1,4 +1,4 @@
-"""Requests that are made to cost much, or to raise what nobody catches, cost a discovery as little as others."""
+"""Requests that are made to cost much, or to raise errors, cost a discovery as little as others."""
 
 from __future__ import annotations
 

@@ -35,6 +35,12 @@ def forged(frame, payload):
     return RelayFrame(frame.to, CLOSE, frame.transport_id, payload)
 
 
+def end_path(s):
+    """The relay tells both ends that the path of their transport is over."""
+    s.relay.send(forged(s.relay.frames(FWD, s.bob.public_key)[0], b"\0"))
+    s.relay.send(forged(s.relay.frames(ACCEPT, s.alice.public_key)[0], b"\0"))
+
+
 async def both_ways(s, a, b, size=SIZE):
     """More of both streams, and all of it arrives."""
     a.send(size)
@@ -247,8 +253,7 @@ async def test_an_application_that_ends_while_a_resumption_waits_for_its_proof(s
         await s.wait(b.when_received(100))
         held = []
         s.relay.rule(lambda f: held.append(f) or [], kind=ACCEPT, to=s.alice.public_key)
-        s.relay.send(forged(s.relay.frames(FWD, s.bob.public_key)[0], b"\0"))
-        s.relay.send(forged(s.relay.frames(ACCEPT, s.alice.public_key)[0], b"\0"))
+        end_path(s)
         answered = s.relay.next_frame(ACCEPT, s.alice.public_key)
         a.send(100)
         await s.wait(answered)
@@ -310,8 +315,7 @@ async def test_a_resumption_whose_proof_does_not_arrive_costs_one_path_and_not_t
         a.send(100)
         await s.wait(b.when_received(100))
         held = s.relay.rule(act, kind=ACK, to=s.bob.public_key, times=None)
-        s.relay.send(forged(s.relay.frames(FWD, s.bob.public_key)[0], b"\0"))
-        s.relay.send(forged(s.relay.frames(ACCEPT, s.alice.public_key)[0], b"\0"))
+        end_path(s)
         s.reactor.advance(RESUME_CONFIRM_TIMEOUT_S + 0.5)
         assert held.hits and not a.lost and not b.lost
         s.relay.be_honest()
@@ -329,8 +333,7 @@ async def test_the_proof_of_a_resumption_may_come_late(scene):
         await s.wait(b.when_received(100))
         held = []
         s.relay.rule(lambda f: held.append(f) or [], kind=ACK, to=s.bob.public_key, times=None)
-        s.relay.send(forged(s.relay.frames(FWD, s.bob.public_key)[0], b"\0"))
-        s.relay.send(forged(s.relay.frames(ACCEPT, s.alice.public_key)[0], b"\0"))
+        end_path(s)
         s.reactor.advance(RESUME_CONFIRM_TIMEOUT_S - 1)
         s.relay.be_honest()
         for frame in held:

@@ -29,7 +29,7 @@ class Silent(Protocol):
         self.lost.callback(None)
 
 
-class Nobody(Factory):
+class RefusingFactory(Factory):
     """Refuses every connection."""
 
     noisy = False
@@ -59,7 +59,7 @@ async def test_a_refused_connection_is_closed(
     assert endpoint._port is not None
     endpoint._port.addCallback(lambda port: ports.append(port) or port)
     if is_served:
-        await endpoint.listen(Nobody())
+        await endpoint.listen(RefusingFactory())
     clients = [Silent() for _ in range(3)]
     for client in clients:
         await TCP4ClientEndpoint(reactor, "127.0.0.1", ports[0].getHost().port).connect(
