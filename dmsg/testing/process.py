@@ -39,7 +39,8 @@ LINE_LIMIT_BYTES: Final = 65_536
 #: Systems give connections and port 0 higher numbers (Linux from 32,768, others from 49,152): a port found free stays so.
 _FREE_PORTS: Final = range(10_000, 32_000)
 #: Processes that run side by side have neighbouring numbers; each begins so many ports after the one before.
-_PORTS_A_PROCESS: Final = 997
+#: By the golden ratio, of fewer than 144 neighbours no two begin within 60 ports of each other, and close ones are far apart.
+_PORTS_A_PROCESS: Final = 13_597
 
 _offers = itertools.count()
 

@@ -117,12 +117,12 @@ def test_a_free_port_is_not_one_that_the_system_gives_to_others():
 
 @pytest_twisted.ensureDeferred
 async def test_processes_side_by_side_find_other_ports(reactor):
-    source = "from dmsg.testing.process import free_port; print(*[free_port() for _ in range(100)])"
-    found = [free_port() for _ in range(100)]
-    for _ in range(2):
+    source = "from dmsg.testing.process import free_port; print(*[free_port() for _ in range(60)])"
+    found: list[int] = []
+    for _ in range(3):  # this process is no neighbour of theirs
         async with python(reactor, source) as process:
             found += map(int, (await process.line(r"^\d+( \d+)+$")).group().split())
-    assert len(set(found)) == 300
+    assert len(set(found)) == 180
 
 
 def test_a_port_that_listens_is_not_free():
