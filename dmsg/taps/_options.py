@@ -107,6 +107,25 @@ class RoleOptions(usage.Options):
         except ConfigError as error:
             raise SystemExit(f"{self.tap_name}: {error}") from None
 
+    def getUsage(self, width: int | None = None) -> str:
+        """The page of ``--help``; what has no help but its name, as limits have, is listed below with its default.
+
+        A relay has some 40 of these. Among the others, in the order of the alphabet, they would hide what a first start
+        needs.
+        """
+        derived = [one for one in settings_of(self.settings_class) if one.marks.derived]
+        hidden = {f"{one.option}=" for one in derived}
+        every: list[str] = self.longOpt
+        self.longOpt = [name for name in every if name not in hidden]
+        try:
+            page: str = super().getUsage(width)
+        finally:
+            self.longOpt = every
+        if not derived:
+            return page
+        lines = "".join(f"      --{one.option}={describe_default(one)}\n" for one in derived)
+        return f"{page}\nLimits and their defaults:\n{lines}"
+
     def parseArgs(self, *arguments: str) -> None:
         if arguments:
             raise usage.UsageError(f"takes options only, not {arguments[0]!r}")

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -335,3 +336,24 @@ def test_the_help_of_a_relay_says_where_its_limits_are_explained_and_which_one_s
     assert "docs/reference/limits.rst" in usage
     assert "may go on after SIGTERM [limit_drain_timeout_s]" in usage
     assert (Path(__file__).parents[2] / "docs/reference/limits.rst").exists()
+
+
+@pytest.mark.parametrize(
+    ("module", "required"),
+    [
+        (server, ("--key", "key")),
+        (messaging_server, ("--key", "key")),
+        (discovery, ()),
+        (rmb_relay, ("--registry", "twins.sqlite", "--domain", "localhost")),
+    ],
+)
+def test_the_help_lists_limits_after_all_else_with_the_defaults_that_they_have(module, required):
+    page, _, limits = module.Options().getUsage(width=100).partition("\nLimits and their defaults:\n")
+    assert "--listen=" in page and not re.search(r"--\w*-?limit-\w", page)
+    words = limits.split()
+    assert len(words) > 20 and all(re.match(r"--((proof|store)-)?limit-", word) for word in words)
+    given, default = parse(module, *required, *words), parse(module, *required)
+    for one in settings_of(type(default)):
+        value = attrgetter(".".join(one.path))(default)  # one is 1/60, which the help has with six digits
+        expected = pytest.approx(value, rel=1e-5) if isinstance(value, float) else value
+        assert attrgetter(".".join(one.path))(given) == expected
