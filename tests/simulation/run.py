@@ -127,6 +127,11 @@ class _Run:
     def _recover(self) -> None:
         world, programs = self.world, self.programs
         self._advance(_RECOVERY_S)
+        while moving := {end: end.fate.received for end in programs.open_ends()}:
+            # With a window of a few kilobytes over a slow link, 2 MB take longer, but never rest.
+            self._advance(_PROGRESS_S)
+            if all(end.fate.received == before for end, before in moving.items()):
+                break
         for end in programs.open_ends():
             end.violation("did not come to its end after the storm")
         programs.check_pairs()
