@@ -364,16 +364,23 @@ class _Run(honest._Run):
             relay.intruder.active = False
         self._advance(_REST_S)
         for program in self.programs.all:
-            if isinstance(program.client, DmsgClient):
-                port = program.client.services.port("")
-                waiting = len(program.client.services.arrivals) + (len(port.offers) if port is not None else 0)
-                if waiting:
-                    self.world.violation(f"{waiting} offers wait at {program.machine}, and nobody asks")
+            # Transports that lost their path ask for another one, those of dishonest peers too, but not longer than the grace.
+            if not self.world.run_until(lambda one=program: not _offers(one), _GRACE_S):  # type: ignore[misc]
+                self.world.violation(f"{_offers(program)} offers wait at {program.machine}, and nobody asks")
         self.world.note("the dishonest are gone")
         for peer in self.world.bad_peers:
             peer.end()
         for relay in self.world.bad_relays:
             relay.kill(silently=False)
+
+
+def _offers(program: Program) -> int:
+    """How many offers wait at ``program`` for a decision or a proof."""
+    if not isinstance(program.client, DmsgClient):
+        return 0
+    services = program.client.services
+    port = services.port("")
+    return len(services.arrivals) + (len(port.offers) if port is not None else 0)
 
 
 def _noting(asked: set[bytes]) -> Callable[..., StreamOpened | None]:
