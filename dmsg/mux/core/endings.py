@@ -24,8 +24,8 @@ def peers_reason(stream: Stream, code: int, *, closing: bool) -> int:
     if stream.half_closes:
         if _both_know(stream, closing):
             return CloseReason.NORMAL  # whatever is said now: both sides know that they have everything
-        if code == CloseReason.NORMAL and stream.ended_before and stream.end_wanted:
-            return CloseReason.NORMAL  # only its acknowledgement of our end was lost, with an earlier path
+        if code == CloseReason.NORMAL and stream.ended_before and not stream.end_received and stream.end_wanted:
+            return CloseReason.NORMAL  # it was over when this path came: only its acknowledgement of our end was lost
         if code == CloseReason.NORMAL and not stream.end_received:
             return CloseReason.REFUSED
     if code == CloseReason.NORMAL and stream.cut_bytes:

@@ -328,6 +328,29 @@ async def test_a_peer_that_has_ended_in_full_says_so_on_a_path_that_comes_late(t
         assert len(net.relay.frames(REQUEST, net.bob.public_key)) == 2
 
 
+@sync
+async def test_a_peer_that_went_on_and_then_gave_up_has_not_taken_what_it_never_got() -> None:
+    """Bob has closed, and goes on over another path for Alice's sake. What she writes there never comes, so he gives up."""
+    async with Net() as net:
+        net.a.transport.write(pattern(100))
+        await net.wait(net.b.when_received(100))
+        net.b.transport.loseConnection()
+        await net.over(net.b)
+        assert net.a.heard == ["read ended after 0"]
+        net.relay.rule(drop, kind=CLOSE, to=net.bob.public_key)
+        accept = net.relay.frames(ACCEPT, net.alice.public_key)[-1]
+        net.relay.send(replace(accept, kind=CLOSE, payload=bytes([CloseReason.PEER_GONE])))
+        await net.wait(net.relay.next_frame(ACCEPT, net.alice.public_key))
+        await net.settle()
+        for kind in (FWD, ACK):
+            net.relay.rule(drop, kind=kind, to=net.bob.public_key, times=None)
+        net.a.transport.write(pattern(50))
+        net.a.transport.loseWriteConnection()
+        await net.over(net.a)
+        assert net.a.heard == ["read ended after 0", "lost"]
+        assert "50 bytes to acknowledge" in str(net.a.lost[0].value)
+
+
 @pytest.mark.parametrize("paths", [1, 2])
 @sync
 async def test_without_another_path_the_end_is_clean_if_only_the_news_of_that_is_missing(paths: int) -> None:
