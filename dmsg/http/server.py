@@ -137,7 +137,7 @@ class LimitedRequest(Request):
 
     def requestReceived(self, command: bytes, path: bytes, version: bytes) -> None:
         """The whole request has come. The declared type of its body is ignored: the body is JSON or an error."""
-        if path.count(b"&") + path.count(b";") > _ARGUMENTS:
+        if not self._refused and path.count(b"&") + path.count(b";") > _ARGUMENTS:
             self.refuse(400, "error bad input")
         if not self._refused:
             self.channel.site.bodies_held.move(self, Standing.ANSWERING)
@@ -193,6 +193,8 @@ class LimitedChannel(HTTPChannel):
     _deadline: Any = None
     #: The call that goes on with the bytes that came behind a request.
     _rest: Any = None
+    #: Bytes of a read that come behind the part of a chunked body that is being read.
+    _behind = b""
     #: The other side's host; "" for a connection over no network.
     address = ""
 
@@ -228,12 +230,13 @@ class LimitedChannel(HTTPChannel):
     def rawDataReceived(self, data: bytes) -> None:
         """Take bytes of a body, or bytes behind a request that is being answered. A chunked body is read part by part."""
         is_chunked = self.length is None and not self._handlingRequest
-        part, rest = (data[:_CHUNKED_BYTES], data[_CHUNKED_BYTES:]) if is_chunked else (data, b"")
+        part, self._behind = (data[:_CHUNKED_BYTES], data[_CHUNKED_BYTES:]) if is_chunked else (data, b"")
         super().rawDataReceived(part)
+        rest, self._behind = self._behind, b""
         if not rest:
             return
         if self._handlingRequest:
-            self.rawDataReceived(rest)  # of whatever protocol has the connection now
+            self.rawDataReceived(rest)
         elif self._deadline is not None and not self.transport.disconnecting:
             self._buffer += rest
             self._give_turn()
@@ -306,7 +309,8 @@ class LimitedChannel(HTTPChannel):
         """
         self._leave()
         self.transport.unregisterProducer()
-        leftover = b"".join(self._dataBuffer)
+        leftover = b"".join((*self._dataBuffer, self._behind))
+        self._behind = b""
         self._dataBuffer.clear()
         for request in self.requests:
             request.handed_over()

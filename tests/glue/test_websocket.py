@@ -254,11 +254,13 @@ def test_requests_that_are_refused_are_answered(world: World, request_: bytes, s
     assert world.site.connections == (b"HTTP/1.0" not in request_) and world.site.bodies == 0
 
 
-def test_a_chunked_request_without_a_byte_gives_its_place_back(world: World) -> None:
+@pytest.mark.parametrize("messages", [[b"a"], [b"%d" % number * 100 for number in range(100)]], ids=len)
+def test_a_chunked_request_without_a_byte_gives_its_place_back(world: World, messages: list[bytes]) -> None:
     client = raw(world)
-    client.send(REQUEST[:-2] + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + masked(b"a"))
+    behind = b"".join(map(masked, messages))
+    client.send(REQUEST[:-2] + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + behind)
     world.network.advance(0)
-    assert world.door.parties[0].messages == [b"a"]
+    assert world.door.parties[0].messages == messages
     assert world.site.bodies == 0
 
 
