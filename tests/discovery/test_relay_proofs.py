@@ -439,6 +439,23 @@ async def test_an_address_that_another_discovery_takes_is_not_listed_here(memory
 
 
 @sync
+async def test_a_relay_stays_listed_when_its_name_s_addresses_come_in_another_order(
+    memory_world: World, make_entry: Any
+) -> None:
+    world = memory_world
+    proofs = world.discovery()
+    names = world.prover.names["two.example"] = ["20.0.0.1", "20.0.1.1"]
+    world.prover.fates["20.0.0.1"] = "refused"
+    await world.register(proofs, make_entry("relay", address="two.example:80"))
+    await world.until(lambda: proofs.stats()["relays_listed"] == 1)
+    names.reverse()
+    for _ in range(250):
+        await world.advance(1)
+        assert list(proofs.networks("dmsg")) == ["20.0.1.0/24"]
+    assert world.prover.asked["20.0.0.1"] == 1 and world.prover.asked["20.0.1.1"] >= 2
+
+
+@sync
 async def test_each_protocol_has_a_prover_and_a_list_of_its_own(world: World, make_entry: Any) -> None:
     """Relays at good and bad places, of two protocols with a prover and one without: proved by their own, or never."""
     other = FakeProver()

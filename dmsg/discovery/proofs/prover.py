@@ -293,7 +293,8 @@ class RelayProofs:
             raise ProofFailed("no_address")
         if not all(map(self._addresses.takes, found)):
             raise ProofFailed("not_global")
-        return found[record.turn % len(found)]
+        # resolvers give the addresses of a name in changing order
+        return record.ip if record.ip in found else found[record.turn % len(found)]
 
     # --- what the store has --------------------------------------------------------------------------------------
 

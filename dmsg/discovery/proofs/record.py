@@ -50,7 +50,9 @@ class RelayRecord:
     target: str = ""
     network: str = ""
     failures: int = 0
-    #: Which of several addresses of its name is tried: the next one after each failed proof, and the same after a successful one.
+    #: The IP address at which it was proved, if the last proof was successful.
+    ip: str = ""
+    #: Which of several addresses of its name is tried otherwise: the next one after each failed proof.
     turn: int = 0
     #: Failed attempts since the last successful proof, while it is listed.
     misses: int = 0

@@ -213,7 +213,7 @@ class ProofSchedule:
             return
         self._unindex(record)
         record.failures = record.postponements = record.misses = 0
-        record.network = network_group(ip)
+        record.ip, record.network = ip, network_group(ip)
         self._unproved.pop(record.key, None)
         self._index(record)
         self._rest(record, now + self.limits.interval_s * (0.8 + 0.4 * self._random.random()))
@@ -233,7 +233,7 @@ class ProofSchedule:
             return
         self._lose_proof(record)
         record.failures += 1
-        record.turn += 1
+        record.ip, record.turn = "", record.turn + 1
         record.postponements = 0
         self._rest(record, now + self._backoff.pause_s(record.failures, self._random.random))
 
