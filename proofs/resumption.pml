@@ -227,12 +227,13 @@ inline take_offer(p) {
   :: what == CONFIRM ->
 #ifndef MOVE_UNCONFIRMED
      if
-#ifndef ANY_ORDER                /* variant: the last confirmation counts, whichever attempt it belongs to */
-     :: attempt_1[p] < attempt_in_use -> send(p, 1, BARE, 0); leave(p, 1)
-#endif
+     :: state[1] == DONE -> send(p, 1, CLOSE, 0); leave(p, 1)  /* both ends of stream are through */
+     :: state[1] == LOST -> send(p, 1, BARE, 0); leave(p, 1)
      :: else ->
         if
-        :: state[1] == DONE || state[1] == LOST -> send(p, 1, BARE, 0); leave(p, 1)
+#ifndef ANY_ORDER                /* variant: the last confirmation counts, whichever attempt it belongs to */
+        :: attempt_1[p] < attempt_in_use -> send(p, 1, BARE, 0); leave(p, 1)
+#endif
         :: else -> move(p)
         fi
      fi
