@@ -137,7 +137,7 @@ class LimitedRequest(Request):
 
     def requestReceived(self, command: bytes, path: bytes, version: bytes) -> None:
         """The whole request has come. The declared type of its body is ignored: the body is JSON or an error."""
-        if not self._refused and path.count(b"&") + path.count(b";") > _ARGUMENTS:
+        if not self._refused and path.count(b"&") + path.count(b";") >= _ARGUMENTS:
             self.refuse(400, "error bad input")
         if not self._refused:
             self.channel.site.bodies_held.move(self, Standing.ANSWERING)
