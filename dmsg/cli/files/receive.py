@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -331,7 +331,12 @@ class Receiver(Factory):
             sha256 = part.sha256 if start.hashed else ""
             if finish.sha256 != sha256:
                 raise TransferFailed("mismatch")
-            name = await self._publish(offer, part, sender)
+
+            def named(name: str) -> None:
+                elapsed_s = self._reactor.seconds() - began
+                self._tell(offer.size, name, sha256, peer, start.offset, elapsed_s, talk)
+
+            await self._publish(offer, part, sender, named)
         except OSError as error:
             raise storage_failure(error, local_name(offer.name)) from error
         except TransferFailed as error:
@@ -341,11 +346,10 @@ class Receiver(Factory):
         finally:
             if part is not None:
                 part.close()
-        self._tell(offer.size, name, sha256, peer, start.offset, self._reactor.seconds() - began, talk)
         await talk.say(Done())
 
-    async def _publish(self, offer: Offer, part: PartFile, sender: str) -> str:
-        """Give a complete file its name, which is returned.
+    async def _publish(self, offer: Offer, part: PartFile, sender: str, named: Callable[[str], object]) -> None:
+        """Give a complete file its name, and call ``named`` with it.
 
         The file counts as arrived then, even if its transport is broken off meanwhile.
         """
@@ -353,15 +357,18 @@ class Receiver(Factory):
 
         def ended(result: str | Failure) -> None:
             del self._publishing[key]
-            if not isinstance(result, Failure):
-                self._remember(sender, offer.name, offer.size, offer.id)
-                self._quota.add(sender, 0, files=1)
-            ends.fire(result)
+            try:
+                if not isinstance(result, Failure):
+                    self._remember(sender, offer.name, offer.size, offer.id)
+                    self._quota.add(sender, 0, files=1)
+                    named(result)
+            finally:
+                ends.fire(result)
 
         self._publishing[key] = ends
-        named = ends.wait()
+        waiting = ends.wait()
         start_in_thread(self._reactor, lambda: part.publish(overwrite=self._rules.overwrite)).addBoth(ended)
-        return await named
+        await waiting
 
     def _remember(self, sender: str, name: str, size: int, mark: str) -> None:
         self._arrived[sender, name, size, mark] = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from twisted.internet.error import ConnectionDone, ConnectionLost
 from twisted.python.failure import Failure
 
+from dmsg.cli.files.places import MAX_TRANSFERS
 from dmsg.cli.files.receive import Receiver, Rules
 from dmsg.cli.files.small import WAITING_LIMIT
 from dmsg.cli.files.wire import (
@@ -60,7 +62,8 @@ class Line:
     security = "e2e"
     stream = SimpleNamespace(resumable=True)
 
-    def __init__(self, receiving: Receiver) -> None:
+    def __init__(self, receiving: Receiver, peer: Any = PEER) -> None:
+        self.peer = peer
         self.said: list[Any] = []
         self.aborted = False
         self._decoder = Decoder()
@@ -68,7 +71,7 @@ class Line:
         self.channel.makeConnection(self)
 
     def getPeer(self) -> Any:
-        return SimpleNamespace(public_key=PEER, server_public_key=PEER)
+        return SimpleNamespace(public_key=self.peer, server_public_key=PEER)
 
     def write(self, data: bytes) -> None:
         self.said += self._decoder.feed(data)
@@ -91,8 +94,8 @@ class Line:
     resumeProducing = pauseProducing
 
 
-def receiver(reactor: Reactor, directory: Path) -> Receiver:
-    out = Output(io.StringIO(), io.StringIO(), json_lines=True)
+def receiver(reactor: Reactor, directory: Path, results: io.StringIO | None = None) -> Receiver:
+    out = Output(io.StringIO() if results is None else results, io.StringIO(), json_lines=True)
     return Receiver(SimpleNamespace(out=out), reactor, Rules(directory, GIBIBYTE, keep_free_bytes=0))
 
 
@@ -139,6 +142,24 @@ def test_a_large_file_that_has_its_name_already_is_not_asked_for_again(tmp_path,
     new.channel.dataReceived(asked)
     reactor.catch_up()
     assert new.said == [Ready(), Done()]
+    receiving.stop()
+
+
+def test_a_file_that_gets_its_name_is_told_also_if_its_sender_has_lost_its_place_meanwhile(tmp_path):
+    reactor, results = Disk(), io.StringIO()
+    receiving = receiver(reactor, tmp_path, results)
+    one = Line(receiving)
+    one.channel.dataReceived(encode(offer("a", len(LARGE))))
+    one.channel.dataReceived(encode(Start(0, True)) + data_prefix(len(LARGE)) + LARGE)
+    reactor.slow = True
+    one.channel.dataReceived(encode(Finish(sha256(LARGE))))
+    reactor.advance(len(LARGE))  # it has sent less than a byte a second, and the others have just begun
+    others = [Line(receiving, f"stranger {number}") for number in range(MAX_TRANSFERS)]
+    assert one.aborted and not any(other.aborted for other in others)
+    reactor.catch_up()
+    assert (tmp_path / "a").read_bytes() == LARGE
+    [told] = [json.loads(line) for line in results.getvalue().splitlines()]
+    assert (told["event"], told["file"], told["sha256"]) == ("received", "a", sha256(LARGE))
     receiving.stop()
 
 
