@@ -71,6 +71,7 @@ class Gateway:
         self.services = Services(reactor, self._lists, self.exchange)
         #: The problems with Redis by the list they concern, or "" at the start. One list may fail for days.
         self._redis_problems: dict[str, str] = {"": "not asked yet"}
+        self._finding: Deferred[None] | None = None
         self._work: Deferred[None] | None = None
         self._finishing = Tasks()
         self._retries = Retries(reactor)
@@ -82,8 +83,16 @@ class Gateway:
     # --- life --------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Find our own twin and begin; raises :class:`~dmsg.rmb.client.errors.NoTwin` if the registry has none."""
-        await self.exchange.find()
+        """Find our own twin and begin; raises :class:`~dmsg.rmb.client.errors.NoTwin` if the registry has none.
+
+        Returns without having begun when :meth:`stop` is called before.
+        """
+        self._finding = ensureDeferred(self.exchange.find())
+        try:
+            await self._finding
+        except CancelledError:
+            if not self._stopping:
+                raise
         if self._stopping:
             return
         self._work = ensureDeferred(self._keep_serving())
@@ -91,6 +100,8 @@ class Gateway:
     async def stop(self) -> None:
         """Take no more messages, let those on their way to Redis arrive, and end all connections."""
         self._stopping = True
+        if self._finding is not None:  # the registry may be away for days
+            self._finding.cancel()
         self.requests.take_no_more()
         for pause in list(self._pauses):
             pause.cancel()

@@ -15,6 +15,7 @@ from twisted.internet.task import deferLater
 from twisted.logger import globalLogPublisher
 
 import dmsg
+from dmsg.address import RedisAddress
 from dmsg.glue.waiters import Waiters
 from dmsg.rmb.client.errors import EncryptionFailed, EnvelopeTooLarge, RegistryFailed, TwinUnknown
 from dmsg.rmb.client.exchange import Accepted, Exchange
@@ -22,6 +23,7 @@ from dmsg.rmb.core.address import SessionAddress
 from dmsg.rmb.core.wire import Envelope, parse_envelope
 from dmsg.rmb.peer import commands, gateway, services
 from dmsg.rmb.peer.commands import REPLY, REPLY_TAKEN, UNSERVED_COMMANDS_OF_A_TWIN
+from dmsg.testing.memory import MemoryNetwork
 from dmsg.testing.process import free_port
 from tests.rmb.client.conftest import MemoryRegistry, key_of
 
@@ -444,6 +446,23 @@ def without_relay(reactor: Any, address: Any) -> gateway.Gateway:
     return gateway.Gateway(
         reactor, address, lambda owner: Exchange(reactor, key_of(1), registry, [dead], owner, publish=False)
     )
+
+
+@pytest.mark.parametrize("problem", ["away", "silent", "slow_update"])
+def test_a_peer_that_stops_before_the_registry_has_answered_asks_it_no_more(problem: str) -> None:
+    network, registry, outcome = MemoryNetwork(), MemoryRegistry(), list[Any]()
+    registry.add(1, with_key=False)
+    setattr(registry, problem, True)
+    address = RedisAddress.parse("redis://127.0.0.1")
+    peer = gateway.Gateway(
+        network, address, lambda owner: Exchange(network, key_of(1), registry, ["ws://127.0.0.1"], owner)
+    )
+    ensureDeferred(peer.start()).addBoth(outcome.append)
+    network.advance(100)
+    assert outcome == []
+    ensureDeferred(peer.stop()).addBoth(outcome.append)
+    assert outcome == [None, None]
+    assert network.getDelayedCalls() == []
 
 
 @pytest_twisted.ensureDeferred
