@@ -77,6 +77,8 @@ def exit_code(error: BaseException) -> Exit:
             return Exit.UNVERIFIED
         case DocumentError(reason="untrusted" | "bad_signature" | "rolled_back"):
             return Exit.UNVERIFIED
+        case RegistryError(reason="altered"):
+            return Exit.UNVERIFIED
         case DiscoveryUnavailable() | RateLimitedByDiscovery() | RegistryError():
             return Exit.NO_DISCOVERY
         case DialError(attempts=attempts):

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from dmsg.address import RedisAddress
-from dmsg.cli.exits import CommandError, Exit
+from dmsg.cli.exits import CommandError, Exit, exit_code
 from dmsg.cli.output import Output
 from dmsg.cli.runner import run
 from dmsg.cli.settings import output_options
@@ -171,8 +171,10 @@ def failure(error: DmsgError) -> CommandError:
         code = Exit.NOT_FOUND
     elif isinstance(error, wrong.CallTimeout | wrong.NotConnected):
         code = Exit.UNREACHABLE
-    elif isinstance(error, RegistryError | wrong.RegistryFailed):
-        code = Exit.NO_DISCOVERY
+    elif isinstance(error, RegistryError):
+        code = exit_code(error)
+    elif isinstance(error, wrong.RegistryFailed):
+        code = exit_code(RegistryError(error.problem))
     return CommandError(str(error), code, data)
 
 

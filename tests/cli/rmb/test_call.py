@@ -5,9 +5,11 @@ from __future__ import annotations
 import base64
 import json
 import os
+import sqlite3
 import sys
 import time
 import uuid
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +127,16 @@ async def test_programs_run_beside_each_other_but_not_too_many(bus: Any, tmp_pat
     assert (await bus.run(run_call, 2, "meet", b"go", key_file=caller))["data"] == "sent"
     await first.ended
     assert first.out.objects()[0]["data"] == "met"
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_call_of_a_twin_whose_row_was_altered_is_not_verified(bus: Any) -> None:
+    caller = bus.twin(1)
+    bus.twin(2)
+    with closing(sqlite3.connect(bus.registry_file, isolation_level=None)) as table:
+        table.execute("UPDATE twins SET relays = 'evil.example' WHERE id = 2")
+    error = await refused(bus.run(run_call, 2, "x", b"", key_file=caller))
+    assert error.exit == Exit.UNVERIFIED and "altered" in str(error)
 
 
 @pytest_twisted.ensureDeferred

@@ -13,6 +13,7 @@ import pytest_twisted
 from click.testing import CliRunner
 
 from dmsg.cli.commands import group
+from dmsg.cli.exits import Exit
 from dmsg.rmb.core.e2e import EncryptionKey
 from dmsg.rmb.core.twin import Twin
 from dmsg.rmb.key_file import read_twin_key
@@ -91,7 +92,7 @@ def test_show_prints_the_twins_beside_an_altered_row_and_names_that_one(tmp_path
         table.execute("UPDATE twins SET relays = 'evil.example' WHERE id = 2")
     result = dmsg("rmb", "twin", "show", "--registry", tmp_path / "twins", *["--json"][: int(as_json)])
     altered = "the registry of twins: altered (twin 2 has not signed its row)"
-    assert result.exit_code == 6
+    assert result.exit_code == Exit.UNVERIFIED
     if as_json:
         lines = [json.loads(line) for line in result.stdout.splitlines()]
         assert [line.get("twin", line.get("message")) for line in lines] == [altered, 1, 3]
