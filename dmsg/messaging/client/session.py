@@ -29,6 +29,9 @@ from dmsg.relays.errors import ServerLost
 
 #: The beginning of the protocol's addresses and endpoint strings, and its name in entries.
 SCHEME: Final = MESSAGING
+#: Flush after so many channels that opened or were offered in one read, so that the relay and the peers go on while the rest is
+#: handled. Otherwise each of many dials would wait for all others.
+_FLUSH_ANSWERS: Final = 8
 
 
 class SessionUser(RelaySessionUser, TypingProtocol):
@@ -81,7 +84,8 @@ class LinkSession(RelaySession[SessionUser, ChannelTransport]):
     # --- from the shell --------------------------------------------------------------------------------------------
 
     def handle_events(self, shell: Shell, events: Sequence[object]) -> None:
-        """Pass on the events of the core."""
+        """Pass on the events of the core. With many answers, flush in between."""
+        answers = 0
         for event in events:
             match event:
                 case DataReceived():
@@ -90,8 +94,10 @@ class LinkSession(RelaySession[SessionUser, ChannelTransport]):
                     event.channel.owner.ended(event.reason, local=event.local)
                 case ChannelOpened():
                     event.channel.owner.opened(event.channel)
+                    answers += 1
                 case ChannelOffered():
                     self._user.offered(self, event.channel)
+                    answers += 1
                 case LinkDone():
                     config = self._config
                     self.connection = Connection(
@@ -106,6 +112,9 @@ class LinkSession(RelaySession[SessionUser, ChannelTransport]):
                     shell.become(self.connection, event.leftover)
                 case _:
                     raise AssertionError(f"unexpected event {event!r}")
+            if answers == _FLUSH_ANSWERS:
+                answers = 0
+                shell.flush_between()
 
     def end_streams(self, loss: ServerLost) -> None:
         """See :class:`~dmsg.clients.sessions.RelaySession`."""

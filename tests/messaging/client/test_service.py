@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import pytest_twisted
-from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.defer import CancelledError, Deferred, DeferredList, ensureDeferred
 from twisted.internet.error import CannotListenError, ConnectionAborted, ConnectionDone
 from twisted.internet.protocol import Factory
 from zope.interface import implementer
@@ -68,6 +68,37 @@ async def test_two_clients_talk_in_each_dialect_and_layout(net, dialect, layout)
         await world.wait(there.when_received(len(data)))
         await world.wait(here.when_received(len(data)))
         assert (there.received, here.received) == (data, data[::-1])
+
+
+@sync
+async def test_many_dials_are_answered_and_go_on_while_the_others_are_handled(net):
+    dials = 32
+    async with net() as world:
+        world.serve()
+        counts: dict[Any, list[int]] = {}
+        for client in (world.alice, world.bob):
+            (session,) = client.pool.sessions.values()
+            counts[client] = []
+
+            def spy(data, client=client, write=session.shell.transport.write):
+                counts[client].append(len(world.built) if client is world.bob else opened)
+                write(data)
+
+            session.shell.transport.write = spy
+        opened = 0
+
+        async def dial_and_close():
+            nonlocal opened
+            transport = await world.alice.dial(world.bob.public_key)
+            opened += 1
+            transport.attach(ConformanceProtocol())
+            transport.loseConnection()
+
+        await world.wait(DeferredList([ensureDeferred(dial_and_close()) for _ in range(dials)], fireOnOneErrback=True))
+        assert opened == len(world.built) == dials
+        for client in (world.alice, world.bob):
+            while_handling = {count for count in counts[client] if 0 < count < dials}
+            assert len(while_handling) >= 2, counts[client]
 
 
 @sync
