@@ -239,6 +239,9 @@ class RmbClient(Service):
 
         To answer with an error it raises :class:`~dmsg.rmb.client.errors.Refusal`. Other exceptions are logged, and the caller
         is told only that the command failed. The function is cancelled when the request expires.
+
+        It gets each request once; a program that was started again may get one once more that it had before, with the same
+        ``uid``, if the caller has lost a relay.
         """
 
         def add(handler: H) -> H:
