@@ -405,6 +405,38 @@ async def test_a_sender_has_so_many_bytes_for_sessions_that_are_away_and_any_for
     assert await texts(store, SessionAddress(11)) == []
 
 
+class AtATime:
+    """The reactor, at the time that it is told."""
+
+    def __init__(self, reactor: Any) -> None:
+        self.now = 5.0
+        self._reactor = reactor
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reactor, name)
+
+    def seconds(self) -> float:
+        return self.now
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_few_senders_do_not_fill_a_redis(address: RedisAddress, redis: Any, reactor: Any) -> None:
+    used = int((await redis("INFO", "memory")).partition(b"used_memory:")[2].split()[0])
+    clock = AtATime(reactor)
+    store = RedisQueues(address, clock, limits=QueueLimits(redis_bytes=used + 4_000_000))
+    stored = 0
+    for sender in range(100, 120):
+        with pytest.raises(StoreFull) as caught:
+            while True:
+                clock.now += 1.0  # so that the Redis is measured before each
+                await push(store, "x", SessionAddress(1 + stored), source=sender, size=10_000)
+                stored += 1
+        assert caught.value.scope == "source"
+    assert stored > 100
+    await push(store, "mine", source=1, size=10_000)
+    await store.close()
+
+
 @pytest_twisted.ensureDeferred
 async def test_a_redis_with_too_much_in_it_takes_nothing_more(process: Any) -> None:
     store = process(redis_bytes=1000).store
@@ -419,18 +451,7 @@ async def test_the_size_of_a_redis_is_asked_for_once_a_second(address: RedisAddr
         _, _, count = (await redis("INFO", "commandstats")).partition(b"cmdstat_info:calls=")
         return int(count.split(b",")[0] or 0) if count else 0
 
-    class AtATime:
-        """The reactor, at the time that it is told."""
-
-        now = 5.0
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(reactor, name)
-
-        def seconds(self) -> float:
-            return self.now
-
-    clock = AtATime()
+    clock = AtATime(reactor)
     store = RedisQueues(address, clock)
     before = await asked()
     for now in (5.0, 5.0, 5.9, 5.9, 6.0, 6.9):

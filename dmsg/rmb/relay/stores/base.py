@@ -41,7 +41,7 @@ class QueueLimits:
     #: Bytes in all of a store in memory or in a file.
     store_bytes: int = 256 << 20
     #: Bytes that a Redis may use for all its data, and bytes that one sender may store in it per hour for sessions that are not
-    #: connected.
+    #: connected; fewer, if they would be more than an eighth of what is free.
     redis_bytes: int = 1 << 30
     source_bytes: int = 128 << 20
 

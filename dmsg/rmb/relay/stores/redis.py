@@ -44,6 +44,8 @@ SESSIONS_OF_LATE: Final = 256
 WAIT_S: Final = 1.0
 #: Seconds after a failure until the inbox is read again.
 RETRY_S: Final = 1.0
+#: A sender may store one part in so many of what is free, so that a few twins do not fill the Redis: 8 are 128 MiB of 1 GiB.
+SHARES: Final = 8
 #: Seconds for which the measured memory use of the Redis is cached.
 _MEMORY_EVERY_S: Final = 1.0
 #: Age in seconds above which entries of a stream have expired, whatever their own lifetime.
@@ -55,7 +57,7 @@ class RedisQueues:
     """A :class:`~dmsg.rmb.relay.stores.base.QueueStore` in the Redis at ``address``, which need not be reachable yet.
 
     Limits of bytes use the estimates of Redis. The limit of one sender counts the bytes that it has sent to sessions that
-    are not connected, in an hour.
+    are not connected, in an hour. It is lower while little is free (:data:`SHARES`).
     """
 
     shared = True
@@ -75,7 +77,8 @@ class RedisQueues:
         self._measuring = False
         #: Pushes that wait for the measurement of the memory use of the Redis.
         self._measured: Waiters[None] = Waiters()
-        self._full = False
+        #: Bytes that the Redis may still take, as measured last.
+        self._free_bytes = self._limits.redis_bytes
         self._calls: dict[str, IDelayedCall] = {}
         self._running: dict[str, Deferred[None]] = {}
 
@@ -107,7 +110,7 @@ class RedisQueues:
         return True
 
     def _start_push(self, session: SessionAddress, data: bytes, source: int) -> Deferred[bytes]:
-        if self._full:
+        if self._free_bytes <= 0:
             raise StoreFull("store")
         limits = self._limits
         keys = [
@@ -126,7 +129,7 @@ class RedisQueues:
                 limits.queue_bytes,
                 int(KEPT_S),
                 source,
-                limits.source_bytes,
+                min(limits.source_bytes, self._free_bytes // SHARES),
                 len(data) + ROW_BYTES,
                 self._inbox,
                 str(session),
@@ -148,7 +151,7 @@ class RedisQueues:
             self._measuring = False
         info = dict(line.split(b":", 1) for line in lines if b":" in line)
         most = min(self._limits.redis_bytes, int(info[b"maxmemory"]) or self._limits.redis_bytes)
-        self._full = int(info[b"used_memory"]) >= most
+        self._free_bytes = most - int(info[b"used_memory"])
 
     def read(
         self, session: SessionAddress, after: str | None, limit: int, max_bytes: int, now: float
