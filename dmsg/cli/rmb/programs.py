@@ -73,7 +73,7 @@ class _Run(ProcessProtocol):
         self._size = 0
         self._errors = b""
         self._problem = ""
-        self.answer: Deferred[bytes] = Deferred(lambda _: self.end("the program was stopped"))
+        self.answer: Deferred[bytes] = Deferred(self._cancelled)
 
     def connectionMade(self) -> None:
         self.transport.write(self._payload)
@@ -96,6 +96,10 @@ class _Run(ProcessProtocol):
             self.transport.signalProcess("KILL")
         # programs that it has started may hold the pipes open
         self.transport.loseConnection()
+
+    def _cancelled(self, answer: Deferred[bytes]) -> None:
+        self.end("the program was stopped")
+        answer.errback(ProgramFailed(self._problem))
 
     def processEnded(self, reason: Failure) -> None:
         if self.answer.called:

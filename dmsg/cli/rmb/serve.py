@@ -210,7 +210,8 @@ class _Server:
             freed.fire(None)
             # Not cancelled while it waits for a message: Redis may be giving out one right now.
             await taking.end(TAKE_S + RETRY_S, self._reactor)
-            await running.end(0, self._reactor)
+            running.cancel()
+            await running.end(RETRY_S, self._reactor)  # whose programs were stopped are told so
             await taker.close()
             await lists.close()
 

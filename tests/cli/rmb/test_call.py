@@ -218,6 +218,37 @@ async def test_who_serves_outlives_a_redis_and_gives_back_what_it_does_not_answe
         await taker.close()
 
 
+@pytest_twisted.ensureDeferred
+async def test_who_asks_over_redis_is_told_that_the_program_was_stopped(
+    bus: Any, redis_url: str, tmp_path: Path, reactor: Any
+) -> None:
+    address = RedisAddress.parse(redis_url)
+    lists, taker = RedisLists(address, reactor), Taker(address, REPLY, reactor)
+    begun = tmp_path / "begun"
+    serving = bus.start(run_serve, "wait", f"sh -c 'touch {begun}; exec sleep 1000'", redis=redis_url)
+    await serving.out.wait_for(event="ready")
+    request = {
+        "ver": 1,
+        "ref": "x",
+        "src": "1",
+        "cmd": "wait",
+        "exp": 60,
+        "dat": "",
+        "ret": "x",
+        "now": int(time.time()),
+    }
+    await lists.push("msgbus.wait", json.dumps(request).encode())
+    while not begun.exists():
+        await deferLater(reactor, 0.01)
+    await serving.stop()
+    answer = json.loads(await taker.take(1) or b"{}")
+    assert (answer["ref"], answer["dst"]) == ("x", "1")
+    assert answer["err"] == {"code": 255, "message": "the program was stopped"}
+    assert (await serving.out.wait_for(event="answered"))["error"] == "the program was stopped"
+    await lists.close()
+    await taker.close()
+
+
 @pytest.mark.parametrize("json_lines", [False, True])
 @pytest_twisted.ensureDeferred
 async def test_who_serves_says_once_that_its_redis_takes_nothing(
