@@ -17,6 +17,7 @@ from dmsg.cli.settings import output_options
 from dmsg.errors import ConfigError, DmsgError
 from dmsg.rmb.core.e2e import EncryptionKey
 from dmsg.rmb.core.keys import KeyType
+from dmsg.rmb.core.limits import MAX_TWIN
 from dmsg.rmb.core.twin import Twin, format_relays
 from dmsg.rmb.key_file import make_twin_key, read_twin_key
 from dmsg.rmb.twins.errors import RegistryError
@@ -70,7 +71,7 @@ def create(registry: str, key_file: str, relays: Iterable[str], key_type: str, o
 
 
 @twin.command(short_help="Print what the registry has of a twin.")
-@click.argument("number", metavar="[TWIN]", type=click.IntRange(1), required=False)
+@click.argument("number", metavar="[TWIN]", type=click.IntRange(1, MAX_TWIN), required=False)
 @click.option("--registry", metavar="FILE", help="The registry of twins.")
 @click.option(
     "--substrate", metavar="URL", multiple=True, help="A node of tfchain, wss://host, in place of a registry file."

@@ -109,6 +109,14 @@ def test_a_twin_that_is_missing_is_not_found(tmp_path):
     assert json.loads(result.stderr)["twin"] == 7
 
 
+@pytest.mark.parametrize("number", [0, 2**32, 10**20])
+def test_a_number_that_no_twin_can_have_is_refused(tmp_path, number):
+    TwinTable(str(tmp_path / "twins")).close()
+    result = dmsg("rmb", "twin", "show", number, "--registry", tmp_path / "twins")
+    assert result.exit_code == Exit.USAGE
+    assert "is not in the range" in result.stderr
+
+
 @pytest.mark.parametrize(
     "command",
     [
