@@ -95,8 +95,12 @@ async def stop_listening(port: IListeningPort) -> None:
         _log.warn("{port} was not closed well: {problem}", port=address_text(port), problem=listen_problem(error))
 
 
-class _Refused(Protocol):
-    """Ends its connection at once."""
+class Refused(Protocol):
+    """Ends its connection at once. A factory gives it for a connection that it refuses.
+
+    A port closes a connection for which there is no protocol. A wrapper, such as that of TLS, would fail instead, and leave the
+    connection open for ever.
+    """
 
     transport: Any
 
@@ -108,8 +112,7 @@ class _Refused(Protocol):
 class LateFactory(Factory):
     """Holds a port for a factory that comes later; until :meth:`serve` it refuses connections.
 
-    A port closes a connection for which there is no protocol. A wrapper, such as that of TLS, would fail instead, and leave the
-    connection open for ever: for a ``wrapped`` port, a protocol closes each connection that the factory refuses.
+    A ``wrapped`` port needs a protocol that closes what is refused (:class:`Refused`); others close it with half the work.
     """
 
     noisy = False
@@ -129,7 +132,9 @@ class LateFactory(Factory):
 
     def buildProtocol(self, addr: IAddress | None) -> Any:
         protocol = None if self._served is None else self._served.buildProtocol(addr)
-        return _Refused() if protocol is None and self._wrapped else protocol
+        if protocol is None or type(protocol) is Refused:
+            return Refused() if self._wrapped else None
+        return protocol
 
     def acceptableProtocols(self) -> list[bytes]:
         """What the factory speaks. Without an answer, TLS ends every connection whose client names what it speaks (ALPN)."""
@@ -168,7 +173,7 @@ class TakenPort:
     @classmethod
     async def take(cls, endpoint: IStreamServerEndpoint) -> TakenPort:
         """Listen on ``endpoint``; raises what that raises."""
-        factory = LateFactory("taken port")
+        factory = LateFactory("taken port", wrapped=True)
         return cls(await endpoint.listen(factory), factory)
 
     def listen(self, protocolFactory: IProtocolFactory) -> Deferred[IListeningPort]:

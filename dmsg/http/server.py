@@ -24,6 +24,7 @@ from twisted.web.server import NOT_DONE_YET, Request, Site
 from zope.interface import implementer
 
 from dmsg.address import DmsgAddress, address_group, network_group
+from dmsg.glue.listening import Refused
 from dmsg.glue.waiters import Waiters
 from dmsg.http.limits import HttpLimits
 from dmsg.http.places import Places, Standing
@@ -402,11 +403,11 @@ class LimitedSite(Site):
         return len(self.bodies_held)
 
     def buildProtocol(self, addr: IAddress | None) -> Any:
-        """A channel for a new connection, or ``None`` (which closes it) when there is no place for it."""
+        """A channel for a new connection, or a protocol that closes it when it is refused."""
         host = _host_of(addr)
         if not self._admit(host) or not self._make_room(host):
             self.refused += 1
-            return None
+            return Refused()
         return super().buildProtocol(addr)  # type: ignore[no-untyped-call]
 
     def _make_room(self, host: str) -> bool:

@@ -9,6 +9,7 @@ from twisted.internet.interfaces import IAddress, IReactorTime
 from twisted.internet.protocol import Factory
 
 from dmsg.errors import DmsgError
+from dmsg.glue.listening import Refused
 from dmsg.glue.pacer import Pacer
 from dmsg.glue.shell import Owner, Shell
 from dmsg.glue.throttle import ReadThrottle
@@ -116,12 +117,13 @@ def shell_of(member: Member[Any]) -> RelayShell:
 
 
 class RelayFactory(Factory):
-    """Gives each connection the shell that ``build`` makes for its address; with ``None`` the connection is closed."""
+    """Gives each connection the shell that ``build`` makes for its address; with ``None`` the connection is closed,
+    whatever the endpoint wraps it in."""
 
     noisy = False
 
     def __init__(self, build: Callable[[IAddress | None], RelayShell | None]) -> None:
         self._build = build
 
-    def buildProtocol(self, addr: IAddress | None) -> RelayShell | None:
-        return self._build(addr)
+    def buildProtocol(self, addr: IAddress | None) -> RelayShell | Refused:
+        return self._build(addr) or Refused()

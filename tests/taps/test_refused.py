@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,14 @@ import pytest
 import pytest_twisted
 from cryptography import x509
 from twisted.internet.defer import Deferred
-from twisted.internet.endpoints import TCP4ClientEndpoint
+from twisted.internet.endpoints import TCP4ClientEndpoint, serverFromString
 from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import Clock
 from twisted.web.resource import Resource
 
 from dmsg.http.limits import HttpLimits
 from dmsg.http.server import LimitedSite
+from dmsg.serving.shell import RelayFactory
 from dmsg.taps._service import BoundEndpoint
 
 
@@ -70,6 +72,35 @@ async def test_a_refused_connection_is_closed(
     assert logged_errors.texts() == []
 
 
+def site_that_admits_nobody() -> Any:
+    return LimitedSite(Resource(), reactor=Clock(), limits=HttpLimits(body_bytes=1), admit=lambda host: False)
+
+
+@pytest.mark.filterwarnings("ignore:Passing pyOpenSSL")
+@pytest.mark.parametrize(
+    "factory", [site_that_admits_nobody, lambda: RelayFactory(lambda addr: None)], ids=["site", "relay"]
+)
+@pytest.mark.parametrize("text", ["tcp:0", "ssl:port=0:privateKey=site.pem", "haproxy:tcp:0"])
+@pytest_twisted.ensureDeferred
+async def test_over_an_endpoint_of_a_program_a_refused_connection_is_closed(
+    reactor: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    self_signed: Any,
+    logged_errors: Any,
+    text: str,
+    factory: Callable[[], Any],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "site.pem").write_bytes(self_signed(x509.DNSName("site")))
+    port = await serverFromString(reactor, f"{text}:interface=127.0.0.1").listen(factory())
+    client = Silent()
+    await TCP4ClientEndpoint(reactor, "127.0.0.1", port.getHost().port).connect(Factory.forProtocol(lambda: client))
+    await client.lost
+    await port.stopListening()
+    assert logged_errors.texts() == []
+
+
 @pytest.mark.filterwarnings("ignore:Passing pyOpenSSL")
 @pytest_twisted.ensureDeferred
 async def test_over_tls_a_site_closes_whom_it_does_not_admit(
@@ -78,8 +109,7 @@ async def test_over_tls_a_site_closes_whom_it_does_not_admit(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "site.pem").write_bytes(self_signed(x509.DNSName("site")))
     endpoint = BoundEndpoint(reactor, "listen", "ssl:port=0:privateKey=site.pem:interface=127.0.0.1")
-    limits = HttpLimits(body_bytes=1)
-    site: Any = LimitedSite(Resource(), reactor=Clock(), limits=limits, admit=lambda host: False)
+    site = site_that_admits_nobody()
     port = await endpoint.listen(site)
     client = Silent()
     await TCP4ClientEndpoint(reactor, "127.0.0.1", port.getHost().port).connect(Factory.forProtocol(lambda: client))
