@@ -377,4 +377,8 @@ def make_site(resource: IResource, *, reactor: Any, limits: DiscoveryLimits | No
 
     Times are in seconds on ``reactor``.
     """
-    return LimitedSite(resource, reactor=reactor, limits=limits or DiscoveryLimits())
+    limits = limits or DiscoveryLimits()
+    connects = FairRate((limits.connect_rate_per_s, limits.connect_burst), None, limits.rate_addresses)
+    return LimitedSite(
+        resource, reactor=reactor, limits=limits, admit=lambda host: connects.take(host, reactor.seconds())
+    )

@@ -74,11 +74,11 @@ class Front:
         """A connection from ``host``, a ``wire``, on which ``sent`` was sent; ``None`` when it was refused."""
         address = (IPv6Address if ":" in host else IPv4Address)("TCP", host, 1000)
         channel = self.site.buildProtocol(address)
-        if channel is None:
-            return None
         made = wire(peerAddress=address)
         made.channel = channel
         channel.makeConnection(made)
+        if made.aborting:
+            return None
         if sent:
             channel.dataReceived(sent)
         return made

@@ -53,6 +53,23 @@ def test_one_address_over_its_rate_is_told_when_to_come_again(clock: Clock) -> N
     assert place.ask("/no/such/path")[0] == 404
 
 
+def test_connections_over_the_rate_of_an_address_are_closed_before_anything_is_read(clock: Clock) -> None:
+    place = Front(clock)
+
+    def connects(host: str, times: int) -> int:
+        wires = [place.connect(host) for _ in range(times)]
+        for wire in wires:
+            if wire is not None:
+                wire.hang_up()
+        return sum(wire is not None for wire in wires)
+
+    assert sum(connects(f"2001:db8::{at}", 100) for at in range(21)) == 2_000  # a host has all of its /64
+    assert not place.answers("2001:db8::ffff") and place.site.refused == 101
+    assert place.answers("2001:db8:0:1::1") and place.answers("192.0.2.1")
+    clock.advance(1)
+    assert connects("2001:db8::1", 300) == 200
+
+
 def test_the_list_of_servers_has_a_rate_of_its_own(clock: Clock, make_entry: Any) -> None:
     place = Front(clock)
     servers = place.statuses("/discovery/available_servers", "192.0.2.1", 500)

@@ -105,6 +105,10 @@ def test_each_weakness_of_the_reference_has_its_row() -> None:
             f"{_DISCOVERY.total_get_rate_per_s:,.0f} each network keeps {_DISCOVERY.reserved_get_rate_per_s:g}",
         ),
         (
+            "discovery-17",
+            f"{_DISCOVERY.connect_rate_per_s:g} new connections a second for an address, {_DISCOVERY.connect_burst:,.0f} at",
+        ),
+        (
             "listener-1",
             f"{_LISTENER.offers} places, {_LISTENER.offers_per_key} for one key over one relay, the oldest gives way, "
             f"{CONFIRM_TIMEOUT_S:g} s to confirm",
