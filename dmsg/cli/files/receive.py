@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +20,7 @@ from dmsg.address import DmsgAddress
 from dmsg.cli.channel import Channel, HalfOpenChannel, TimedOut, TransportBroken
 from dmsg.cli.client import open_client
 from dmsg.cli.exits import CommandError
+from dmsg.cli.files.arrivals import Arrival, Arrivals
 from dmsg.cli.files.names import check_name, local_name
 from dmsg.cli.files.part_file import PartFile
 from dmsg.cli.files.parts import PartStore, SmallFile
@@ -56,8 +56,6 @@ MAX_SIZE: Final = "10GiB"
 FIRST_OFFER_TIMEOUT_S: Final = 30.0
 #: Seconds between two searches for parts that are too old.
 SWEEP_INTERVAL_S: Final = 3600.0
-#: Files whose arrival is remembered, so that a sender that missed the confirmation does not send them again.
-_REMEMBERED: Final = 1_024
 _log = Logger()
 
 
@@ -158,7 +156,7 @@ class Receiver(Factory):
         #: Large files that are being given their names, by sender and offered name.
         self._publishing: dict[tuple[str, str], Waiters[str]] = {}
         self._places: Places[Channel] = Places()
-        self._arrived: OrderedDict[tuple[str, str, int, str], None] = OrderedDict()
+        self._arrived = Arrivals()
         self._parts = PartStore(rules.directory)
         self._quota = Quota(
             (rules.directory, self._parts.folder), rules.quota_bytes, rules.keep_free_bytes, shared=not listed
@@ -250,11 +248,11 @@ class Receiver(Factory):
             return names, problem
 
         def stored(file: SmallFile, name: str) -> None:
-            self._remember(sender, file.name, len(file.data), file.sha256)
+            self._arrived.add(Arrival(sender, file.name, len(file.data), file.sha256))
             self._tell(len(file.data), name, file.sha256, peer, 0, came() - file.came_at, talk)
 
         def known(file: SmallFile) -> bool:
-            return file.again and (sender, file.name, len(file.data), file.sha256) in self._arrived
+            return file.again and Arrival(sender, file.name, len(file.data), file.sha256) in self._arrived
 
         return SmallFiles(
             self._reactor, talk, keep=keep, known=known, stored=stored, sender=sender, storing=self._storing
@@ -299,7 +297,7 @@ class Receiver(Factory):
             with contextlib.suppress(OSError, ValueError):
                 await self._publishing[key].wait()
         # A sender that asks whether a file has arrived gets an answer only about files that it has sent itself.
-        if (sender, name, offer.size, offer.id) in self._arrived:
+        if Arrival(sender, name, offer.size, offer.id) in self._arrived:
             await talk.say(Done())
             return
         older = self._writing.get(key)
@@ -359,7 +357,7 @@ class Receiver(Factory):
             del self._publishing[key]
             try:
                 if not isinstance(result, Failure):
-                    self._remember(sender, offer.name, offer.size, offer.id)
+                    self._arrived.add(Arrival(sender, offer.name, offer.size, offer.id))
                     self._quota.add(sender, 0, files=1)
                     named(result)
             finally:
@@ -369,11 +367,6 @@ class Receiver(Factory):
         waiting = ends.wait()
         start_in_thread(self._reactor, lambda: part.publish(overwrite=self._rules.overwrite)).addBoth(ended)
         await waiting
-
-    def _remember(self, sender: str, name: str, size: int, mark: str) -> None:
-        self._arrived[sender, name, size, mark] = None
-        if len(self._arrived) > _REMEMBERED:
-            self._arrived.popitem(last=False)
 
     async def _agree(self, talk: Conversation, offer: Offer, part: PartFile, sender: str) -> tuple[Start, list[bytes]]:
         """Tell the sender what is there, and cut it back to where the sender goes on; gives that, and data that came already.

@@ -19,6 +19,7 @@ from twisted.python.failure import Failure
 
 from dmsg.cli.channel import GATHER_S
 from dmsg.cli.files import quota as quota_module
+from dmsg.cli.files.arrivals import REMEMBERED, Arrival, Arrivals
 from dmsg.cli.files.part_folder import FOLDER
 from dmsg.cli.files.parts import KEPT_S, PARTS_LIMIT, PARTS_PER_SENDER, PartStore
 from dmsg.cli.files.places import MAX_TRANSFERS, TRANSFERS_PER_SENDER, Places
@@ -385,6 +386,44 @@ def test_a_transport_that_is_lost_while_many_small_files_wait_for_the_disk_leave
     sender.say(small)
     assert sender.heard == encode(Done())
     sender.abortConnection()
+
+
+def test_files_of_a_stranger_do_not_make_the_receiver_forget_those_of_a_friend(inbox, still):
+    """The friend's transport is lost with the confirmation, and while it dials again a stranger sends thousands."""
+    friend = Stranger(*still, 1)
+    friend.say(encode_whole(Whole("a", 4, sha256(b"data")), b"data"))
+    assert friend.heard == encode(Done())
+    friend.abortConnection()
+    (inbox / "a").rename(inbox / "read")  # by its owner
+    stranger = Stranger(*still, 2)
+    reactor, _ = still
+    reactor.hold = True  # so that files are stored together
+    stranger.say(b"".join(encode_whole(Whole(f"{number}", 0, sha256(b"")), b"") for number in range(1_100)))
+    while stranger.heard != encode(Done()) * 1_100:
+        reactor.work()
+    reactor.hold = False
+    friend = Stranger(*still, 1)
+    friend.say(encode_whole(Whole("a", 4, sha256(b"data"), again=True), b"data"))
+    assert friend.heard == encode(Done()) and not (inbox / "a").exists()
+    for sender in (friend, stranger):
+        sender.abortConnection()
+
+
+def test_remembered_arrivals_are_bounded_and_those_of_the_sender_with_the_most_go_first():
+    arrivals = Arrivals()
+    friend = [Arrival("friend", f"{number}", 1, "") for number in range(512)]
+    for arrival in (*friend, friend[0]):
+        arrivals.add(arrival)
+    for number in range(3 * REMEMBERED):
+        arrivals.add(Arrival("stranger", f"{number}", 1, ""))
+    assert all(arrival in arrivals for arrival in friend) and len(arrivals) == REMEMBERED
+    assert Arrival("stranger", f"{3 * REMEMBERED - 1}", 1, "") in arrivals
+    for number in range(3_000):  # keys cost nothing, but each needs a transport
+        arrivals.add(Arrival(f"stranger {number}", "", 1, ""))
+    assert all(arrival in arrivals for arrival in friend) and Arrival("stranger 0", "", 1, "") in arrivals
+    for number in range(REMEMBERED):
+        arrivals.add(Arrival("friend", f"again {number}", 1, ""))
+    assert len(arrivals) == REMEMBERED and friend[1] not in arrivals
 
 
 def test_a_stranger_that_says_nothing_loses_its_transport_and_its_place(still):
