@@ -274,6 +274,8 @@ class StreamTransport(ABC, Generic[S]):
         """The peer has everything that was written, and knows that nothing more comes."""
         if self.state not in CLOSED_HERE and IHalfCloseableProtocol.providedBy(self.protocol):
             self.guarded(cast(IHalfCloseableProtocol, self.protocol).writeConnectionLost)
+            if self.state is TransportState.BOTH_ENDED:
+                self.loseConnection()  # the peer may be long in reading what it has, and closes only then
 
     def over(self, reason: Failure) -> None:
         """The stream is over: tell the application ``reason`` after the data that came before. A second call does nothing."""

@@ -147,6 +147,27 @@ async def test_the_end_waits_for_a_reader_that_is_paused() -> None:
         assert net.clean()
 
 
+@pytest.mark.parametrize("path_goes", [False, True], ids=["path stays", "path goes"])
+@sync
+async def test_once_both_ends_are_acknowledged_it_is_over_whatever_the_peer_reads(path_goes: bool) -> None:
+    """The peer has ended its half first, and is paused in front of the end of ours. As with TCP, it has all that came."""
+    async with Net() as net:
+        net.a.transport.loseWriteConnection()
+        await net.wait(net.b.when(lambda: net.b.heard))
+        net.a.transport.pauseProducing()
+        net.b.transport.write(pattern(1_000))
+        net.b.transport.loseWriteConnection()
+        await net.settle()
+        assert net.b.heard == ["read ended after 0", "write ended", "lost"]
+        if path_goes:
+            net.relay.cut(net.alice.public_key)
+            await net.settle()
+        assert not net.a.lost
+        net.a.transport.resumeProducing()
+        await net.over(net.a)
+        assert net.clean() and net.a.received == pattern(1_000)
+
+
 @pytest.mark.parametrize("kind", [PullProducer, PushProducer])
 @sync
 async def test_a_producer_goes_on_after_the_other_side_has_ended(kind: Any) -> None:
