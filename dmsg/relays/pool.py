@@ -13,7 +13,7 @@ from typing import Final, Generic, cast
 
 from twisted.internet.defer import CancelledError, Deferred, DeferredList, ensureDeferred, fail, succeed
 from twisted.internet.error import ConnectError, DNSLookupError
-from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint
+from twisted.internet.interfaces import IProtocol, IReactorTime, IStreamClientEndpoint
 from twisted.python.failure import Failure
 
 from dmsg.address import HostPort, network_group
@@ -252,11 +252,19 @@ class SessionPool(Generic[S]):
                 flight.spared = True
                 raise StageError("connect", "network in use already")
             flight.chosen = False
-        session = self._make_session(relay)
+        began, made = self._clock.seconds(), list[S]()
+
+        def build() -> IProtocol:
+            # Not before there is a connection: the handshake has its own time, and costs nothing if there is none.
+            session = self._make_session(relay)
+            session.started_at = began
+            made.append(session)
+            return session.shell
+
         try:
             await (
                 self._endpoint_for(address)
-                .connect(quiet_factory(lambda: session.shell))
+                .connect(quiet_factory(build))
                 .addTimeout(self._config.connect_timeout_s, self._clock, _timed_out)
             )
         except StageError:
@@ -264,6 +272,7 @@ class SessionPool(Generic[S]):
         except (ConnectError, DNSLookupError) as error:
             raise StageError("connect", connect_reason(error), error) from None
         flight.connected = True
+        session = made[-1]
         await session.ready
         self._admitted(session, flight)
         return session

@@ -15,7 +15,13 @@ CLOSED: Final = "closed"
 
 
 class Session(TypingProtocol):
-    """One connection to one relay. The protocol that makes it does the handshake, and tells the pool when it is lost."""
+    """One connection to one relay. The protocol that makes it does the handshake, and tells the pool when it is lost.
+
+    It is made once there is a connection.
+    """
+
+    #: When the pool began to connect, in seconds on its clock.
+    started_at: float
 
     @property
     def server(self) -> PublicKey:
@@ -28,10 +34,6 @@ class Session(TypingProtocol):
     @property
     def ready(self) -> Deferred[Any]:
         """Fires once the relay has admitted this client; fails with a ``StageError``. Cancelling ends the connection."""
-
-    @property
-    def started_at(self) -> float:
-        """When the session was made, in seconds on the pool's clock."""
 
     @property
     def ready_at(self) -> float:

@@ -14,6 +14,8 @@ from dmsg.errors import DialError, StageError
 from dmsg.interfaces import IDiscovery
 from dmsg.relays.state import RelayFile
 from dmsg.relays.whereabouts import ANOTHER_PROTOCOL_LIMIT, ANOTHER_PROTOCOL_REST_S
+from dmsg.testing.memory import MemoryNetwork, Path
+from dmsg.testing.network import LocalNetwork
 from tests.worlds import ScatteredRelays
 
 OURS, OTHER, PEER = (SecretKey.generate() for _ in range(3))
@@ -44,6 +46,25 @@ class Listing:
         if public_key not in self.entries:
             raise EntryNotFound
         return self.entries[public_key]
+
+
+@pytest_twisted.ensureDeferred
+async def test_the_time_of_a_handshake_begins_once_there_is_a_connection():
+    """Connecting takes 9 seconds, as when packets for it were lost. The handshake, two round trips of 1.8 s, takes 3.6."""
+    network = LocalNetwork(MemoryNetwork(), relays=1, discovery=None)
+    async with network:
+        memory, (relay,) = network.reactor, network.pinned
+        place = relay.address.host, relay.address.port
+        memory.set_path(*place, Path(delay_s=9.0))
+        client = network.new_client()
+        client.startService()
+        memory.advance(8.9)
+        memory.set_path(*place, Path(delay_s=0.9))
+        for _ in range(40):
+            memory.advance(0.1)
+        (session,) = client.pool.sessions.values()
+        assert session.ready_at - session.started_at == pytest.approx(12.6)
+        await client.stopService()
 
 
 class World(ScatteredRelays):

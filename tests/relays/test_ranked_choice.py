@@ -38,7 +38,7 @@ PEER = SecretKey.generate()
 
 
 def server_entry(key):
-    return Entry("0.0.1", 0, 1, key.public_key, None, ServerPart("10.0.0.1:80", 5)).sign(key)
+    return Entry("0.0.1", 0, 1, key.public_key, None, ServerPart(f"10.0.0.1:{1 + KEYS.index(key)}", 5)).sign(key)
 
 
 def ranks_for(scores, now_s=0, **members):
@@ -94,10 +94,15 @@ class Silent:
 
 def pool_of(clock, connect, endpoint, discovery, seed=1, scores=None):
     """The pool of a client that wants one session; ``connect`` is told each relay it tries, all are at ``endpoint``."""
+
+    def endpoint_for(address):
+        connect(RELAYS[address.port - 1])
+        return endpoint
+
     return SessionPool(
         clock,
-        connect,
-        lambda address: endpoint,
+        lambda relay: None,
+        endpoint_for,
         discovery=discovery,
         pinned=[],
         goal=1,

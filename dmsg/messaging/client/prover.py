@@ -15,9 +15,7 @@ class LinkProver(HandshakeProver):
 
     def make_core(self, key: SecretKey, relay: PublicKey, now: float) -> LinkInitiator:
         """See :class:`~dmsg.discovery.proofs.handshake.HandshakeProver`."""
-        core = LinkInitiator(key, relay, now=now, timeout_s=TIMEOUT_S, random=self._random)
-        core.handle_timeout(now)  # connecting is a part of the time
-        return core
+        return LinkInitiator(key, relay, now=now, timeout_s=TIMEOUT_S, random=self._random)
 
     def is_proof(self, core: Core, events: Sequence[object]) -> bool:
         """See :class:`~dmsg.discovery.proofs.handshake.HandshakeProver`."""

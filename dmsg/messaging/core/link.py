@@ -270,12 +270,9 @@ class LinkInitiator(_LinkHandshake):
 
     Raises :class:`~dmsg.messaging.core.errors.LinkRefused` when the relay does not want this client. The shell sends no
     frame before the end of the handshake, because Go's relays would lose it.
-
-    The time of the handshake begins with the first :meth:`handle_timeout`, which the shell calls once it is connected: that may
-    have taken longer than the whole handshake may take.
     """
 
-    __slots__ = ("_timeout_s",)
+    __slots__ = ()
 
     def __init__(
         self,
@@ -286,17 +283,8 @@ class LinkInitiator(_LinkHandshake):
         timeout_s: float = HANDSHAKE_TIMEOUT_S,
         random: Random = os.urandom,
     ) -> None:
-        super().__init__(key, _Step.FRAME_2, now)
-        self._timeout_s: float | None = timeout_s
+        super().__init__(key, _Step.FRAME_2, now + timeout_s)
         self._send(LinkFrame(key.public_key, relay, random(NONCE_BYTES)))
-
-    def handle_timeout(self, now: float) -> list[Event]:
-        """Begin to count the time, when called first; ``RemoteProtocolError`` when the handshake has taken too long."""
-        timeout_s, self._timeout_s = self._timeout_s, None
-        if timeout_s is None or self._deadline is None:
-            return super().handle_timeout(now)
-        self._deadline = now + timeout_s
-        return []
 
     @property
     def relay_proved(self) -> bool:
