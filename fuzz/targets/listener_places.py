@@ -1,4 +1,4 @@
-"""The places of a listener: offers, open transports, and the conversations of a receiver of files."""
+"""The places of a listener: offers, open transports, and the conversations and arrivals of a receiver of files."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from dmsg.cli.files.arrivals import Arrival, Arrivals
 from dmsg.cli.files.places import MAX_TRANSFERS, TRANSFERS_PER_SENDER, Places
 from dmsg.clients.limits import ListenerLimits
 from dmsg.clients.offers import Offers
@@ -20,7 +21,7 @@ _REMOTES = [key.public_key for key in KEYS[:4]]
 def one_input(data: bytes) -> None:
     """The first byte chooses one of them; the rest are its operations."""
     choices = Choices(data)
-    (_offers, _opened, _conversations)[choices.byte() % 3](choices)
+    (_offers, _opened, _conversations, _arrivals)[choices.byte() % 4](choices)
 
 
 # --- offers ----------------------------------------------------------------------------------------------------------
@@ -244,6 +245,34 @@ def _conversations(choices: Choices) -> None:
         assert set(places._places) == set(held) and len(held) <= MAX_TRANSFERS
 
 
+# --- arrivals of a receiver of files -----------------------------------------------------------------------------------
+
+
+def _arrivals(choices: Choices) -> None:
+    """With too many, the oldest of a sender with the most is forgotten; an arrival that is told again is its newest."""
+    limit = 1 + choices.byte() % 8
+    arrivals = Arrivals(limit)
+    known: list[Arrival] = []
+    for _ in range(200):
+        if not choices.left:
+            break
+        what = choices.byte()
+        new = Arrival(f"{what & 3}", f"{what >> 2 & 7}", what >> 5 & 1, f"{what >> 6}")
+        if new in known:
+            known.remove(new)
+        known.append(new)
+        arrivals.add(new)
+        gone = [one for one in known if one not in arrivals]
+        assert len(gone) == (len(known) > limit)
+        for one in gone:
+            counts = Counter(each.sender for each in known)
+            assert counts[one.sender] == max(counts.values())
+            assert one == next(each for each in known if each.sender == one.sender)
+            known.remove(one)
+        assert len(arrivals) == len(known) <= limit
+        assert set(arrivals._of_sender) == {each.sender for each in known}
+
+
 def seeds() -> Iterator[bytes]:
     """Each overfull, with one key and with many; transports that move, rest, end and never existed."""
     for limit, per_key in ((0, 1), (1, 0), (3, 2), (7, 4), (2, 4)):
@@ -263,3 +292,5 @@ def seeds() -> Iterator[bytes]:
     yield b"\x02" + b"\x00" * 6 + b"\x03\x00" + b"\x0b" + b"\x00" + b"\x02\x05" + b"\x07\x00"
     yield b"\x02" + b"".join(bytes((at * 4 % 128, 7, 8)) for at in range(40)) + b"\xfe\x09" + fill
     yield b"\x02" + b"".join(bytes((at * 4 % 128, 2 + 4 * (at % 32), 9, 7, 4)) for at in range(36)) + fill[:8]
+    for limit in (0, 3, 7):
+        yield bytes((3, limit)) + bytes(range(0, 40, 4)) + bytes(range(1, 41, 4)) + b"\x00\x04\x01\xff\xfe" * 3

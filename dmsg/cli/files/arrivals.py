@@ -1,4 +1,4 @@
-"""Which files have arrived, so that a sender that missed the confirmation does not send them again."""
+"""Which files have arrived, so that a sender that missed the confirmation does not send them again. Pure."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ class Arrival(NamedTuple):
 
 
 class Arrivals:
-    """The last :data:`REMEMBERED` arrivals. When there are more, the oldest one of the sender that has the most is forgotten:
+    """The last arrivals, at most ``limit``. When there are more, the oldest one of the sender that has the most is forgotten:
     a stranger that sends thousands of files makes only its own count as new again.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int = REMEMBERED) -> None:
+        self._limit = limit
         self._of_sender: dict[str, OrderedDict[Arrival, None]] = {}
         self._tally: Tally[str] = Tally()
         self._count = 0
@@ -39,7 +40,7 @@ class Arrivals:
         own[arrival] = None
         self._tally.add(arrival.sender)
         self._count += 1
-        if self._count > REMEMBERED:
+        if self._count > self._limit:
             self._forget_one(self._tally.largest())
 
     def __contains__(self, arrival: Arrival) -> bool:
