@@ -195,6 +195,16 @@ def check_http_url(text: str) -> str:
     return text.rstrip("/")
 
 
+class _KeyAsHost(str):
+    """A key as text, for programs that expect a host name: it may be encoded as one."""
+
+    __slots__ = ()
+
+    def encode(self, encoding: str = "utf-8", errors: str = "strict") -> bytes:
+        """As of any text, but in IDNA it stays as it is, although no label of a name has 66 characters."""
+        return super().encode("ascii" if encoding == "idna" else encoding, errors)
+
+
 @dataclass(frozen=True, slots=True)
 class DmsgAddress:
     """One end of a transport: the entity, its service ("" is the default service), and the relay in between.
@@ -211,7 +221,7 @@ class DmsgAddress:
     @property
     def host(self) -> str:
         """The key as text, for programs written for TCP, which log the host or pass it on."""
-        return str(self.public_key)
+        return _KeyAsHost(self.public_key)
 
     @property
     def port(self) -> int:

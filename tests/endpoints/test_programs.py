@@ -12,6 +12,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import TCP4ClientEndpoint, TCP4ServerEndpoint, connectProtocol
 from twisted.internet.error import ConnectionDone
 from twisted.internet.protocol import Factory, Protocol, connectionDone
+from twisted.mail.smtp import ESMTP, SMTPFactory
 from twisted.protocols.portforward import ProxyFactory
 from twisted.python.failure import Failure
 from twisted.web.resource import Resource
@@ -110,6 +111,26 @@ async def test_a_wsgi_application_is_told_who_asks(reactor, kind):
         assert reader.received.endswith(b"hello")
         assert (seen[0]["REMOTE_ADDR"], seen[0]["REMOTE_PORT"]) == (ours.host, str(ours.port))
         assert (seen[0]["SERVER_NAME"], seen[0]["SERVER_PORT"]) == (theirs.host, str(theirs.port))
+        await port.stopListening()
+
+
+@pytest.mark.parametrize("greeting", [b"HELO", b"EHLO"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest_twisted.ensureDeferred
+async def test_a_mail_server_greets_its_client(reactor, kind, greeting):
+    """It encodes the host of its peer as IDNA, which no label of more than 63 characters is."""
+
+    class Mail(SMTPFactory):
+        protocol = ESMTP
+
+    async with endpoints(reactor, kind) as (server, client_for):
+        port = await server.listen(quiet(Mail()))
+        reader = await connectProtocol(client_for(port), Reader())
+        host = reader.transport.getHost().host
+        reader.transport.write(greeting + b" me\r\nQUIT\r\n")
+        assert isinstance(await reader.over.addTimeout(LIMIT_S, reactor), ConnectionDone)
+        assert f" Hello {host}, nice to meet you".encode() in reader.received
+        assert b"\r\n221 See you later\r\n" in reader.received
         await port.stopListening()
 
 
