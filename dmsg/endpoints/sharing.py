@@ -13,6 +13,7 @@ from weakref import WeakValueDictionary
 
 from twisted.internet.defer import Deferred, DeferredList, ensureDeferred, succeed
 from twisted.internet.interfaces import IReactorCore, IReactorTime
+from twisted.internet.task import deferLater
 
 from dmsg.clients.parts import ClientParts, MakeDiscovery, T, http_discovery
 from dmsg.crypto.keys import SecretKey
@@ -98,6 +99,11 @@ class SharedClient(Generic[T, C]):
         except BaseException:
             self.release()
             raise
+
+    @property
+    def held(self) -> bool:
+        """Whether anything uses the client."""
+        return self._holders > 0
 
     def hold(self) -> None:
         """Count another holder of a client that is held already."""
@@ -213,6 +219,11 @@ class SharedClients(Generic[T, C]):
             trigger, self._trigger = self._trigger, None
             self.reactor.removeSystemEventTrigger(trigger)
 
+    async def stop_idle(self) -> None:
+        """Wait until no client runs that nothing uses."""
+        while idle := [one for one in self._running if not one.held]:
+            await DeferredList([one.stop() for one in idle])
+
     def _shut_down(self) -> Deferred[Any]:
         self.closed = True
         self._trigger = None
@@ -229,3 +240,14 @@ def shared_clients(reactor: Any, make_client: MakeClient[T, C]) -> SharedClients
     if registry is None:
         registry = _registries[id(reactor), make_client] = SharedClients(reactor, make_client)
     return registry
+
+
+async def stop_idle_clients(reactor: Any) -> None:
+    """Wait until the clients of endpoint strings on ``reactor`` that nothing uses any more have stopped.
+
+    An application is told that its last transport is over before the client withdraws its entry and leaves its relays. A test
+    that must leave nothing on the reactor awaits this, too.
+    """
+    await deferLater(reactor, 0)  # what was released in this turn is looked at in the next one
+    for registry in [one for (of, _), one in list(_registries.items()) if of == id(reactor)]:
+        await registry.stop_idle()

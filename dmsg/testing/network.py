@@ -36,6 +36,7 @@ from dmsg.discovery.errors import DiscoveryError
 from dmsg.discovery.proofs.prover import RelayProofs
 from dmsg.discovery.relay_addresses import RelayAddresses
 from dmsg.discovery.stores.memory import MemoryStore
+from dmsg.endpoints.sharing import stop_idle_clients
 from dmsg.glue.listening import TakenPort
 from dmsg.interfaces import IDiscovery, IEntryStore, IEventLog
 from dmsg.messaging.client.prover import LinkProver
@@ -166,7 +167,11 @@ class LocalNetwork:
             await self.add_messaging_relay()
 
     async def stop(self) -> None:
-        """Stop the clients, then the relays, then discovery; returns when nothing is left on the reactor."""
+        """Stop the clients, then the relays, then discovery; returns when nothing is left on the reactor.
+
+        Before, it waits for clients of endpoint strings (:func:`~dmsg.endpoints.sharing.stop_idle_clients`).
+        """
+        await self.wait(stop_idle_clients(self.reactor))
         await self._stop_all(self.clients, self.messaging_clients)
         await self._stop_all(self.relays, self.messaging_relays)
         self.pinned.clear()

@@ -23,7 +23,7 @@ from dmsg.clients.access import AllowKeys
 from dmsg.crypto.errors import KeyFileError
 from dmsg.crypto.keys import SecretKey
 from dmsg.discovery.errors import DiscoveryUnavailable
-from dmsg.endpoints.sharing import SharedClients, SharedSettings, shared_clients
+from dmsg.endpoints.sharing import SharedClients, SharedSettings, shared_clients, stop_idle_clients
 from dmsg.endpoints.stream import DmsgConnectError
 from dmsg.errors import ConfigError, DialError, DmsgError
 from dmsg.mux.client.endpoint import DmsgClientEndpoint, DmsgServerEndpoint, parse_client, parse_server
@@ -755,3 +755,29 @@ async def test_a_source_taken_again_in_the_same_moment_goes_on(reactor):
         fresh = await ensureDeferred(source.acquire())
         assert fresh is not client
         await source.release()
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_program_can_wait_until_the_clients_of_its_strings_have_stopped(reactor, key_file):
+    async with LocalNetwork(reactor, relays=1, discovery="http") as network:
+        accepted = Talk()
+        served = f"dmsg:key={key_file(SecretKey.generate())}:{network.endpoint_arguments}"
+        port = await serverFromString(reactor, served).listen(Factory.forProtocol(lambda: accepted))
+        running = shared_clients(reactor, DmsgClient.from_parts)._running
+
+        async def talk_once():
+            nonlocal accepted
+            accepted = Talk()
+            dialled = f"dmsg:{port.getHost().public_key}:{network.endpoint_arguments}"
+            talk = await clientFromString(reactor, dialled).connect(Factory.forProtocol(Talk))
+            talk.transport.loseConnection()
+            await talk.over
+            await accepted.over
+
+        await talk_once()
+        await stop_idle_clients(reactor)
+        assert len(running) == 1  # that of the port, which is in use
+        await talk_once()
+        await port.stopListening()
+        await stop_idle_clients(reactor)
+        assert len(running) == 0
