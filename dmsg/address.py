@@ -24,7 +24,10 @@ _PARSED_ADDRESSES = 1024
 
 @dataclass(frozen=True, slots=True, order=True)
 class HostPort:
-    """``host:port`` with an ASCII host name, an IPv4 address or an IPv6 address in brackets; port 1 to 65535."""
+    """``host:port`` with an ASCII host name, an IPv4 address or an IPv6 address in brackets; port 1 to 65535.
+
+    Entries have the address of a server in this form (:ref:`spec-entries`).
+    """
 
     host: str
     port: int
