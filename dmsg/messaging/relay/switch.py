@@ -192,10 +192,11 @@ class Switch(any_protocol.Switch[Member, Leg]):
         else:
             member.late.clear()
         asking = leg.other
-        key = asking.member.key_for(asking, own_ids)
         if asking.member.own_ids not in (None, own_ids):
             self._end_both(leg, Ending.UNSUPPORTED, events)
-        elif key is None:
+            return
+        key = asking.member.key_for(asking, own_ids)
+        if key is None:
             self._end_both(leg, Ending.BUSY, events)
         elif self._accept(leg, events):
             asking.rekey(key)

@@ -346,6 +346,8 @@ def test_clients_that_number_channels_differently_are_kept_apart(relay: MakeRela
     assert ended(carol.answer(offer.channel_id, 7)) == [(Ending.UNSUPPORTED, "server")]
     assert alice.take() == [Said(CHANNEL_CLOSED, 1, b"")]
     assert carol.take() == [Said(CHANNEL_CLOSED, 7, b"")]
+    bob.ask(alice, 5)
+    assert [offer.channel_id for offer in alice.take()] == [254]  # behind the 255 of bob's first: the answer took none
     check(net)
 
 
