@@ -366,7 +366,7 @@ class _Run(honest._Run):
         for program in self.programs.all:
             # Transports that lost their path ask for another one, those of dishonest peers too, but not longer than the grace.
             if not self.world.run_until(lambda one=program: not _offers(one), _GRACE_S):  # type: ignore[misc]
-                self.world.violation(f"{_offers(program)} offers wait at {program.machine}, and nobody asks")
+                self.world.violation(f"{_offers(program)} offers still wait at {program.machine}")
         self.world.note("the dishonest are gone")
         for peer in self.world.bad_peers:
             peer.end()

@@ -44,7 +44,7 @@ SESSIONS_OF_LATE: Final = 256
 WAIT_S: Final = 1.0
 #: Seconds after a failure until the inbox is read again.
 RETRY_S: Final = 1.0
-#: A sender may store one part in so many of what is free, so that a few twins do not fill the Redis: 8 are 128 MiB of 1 GiB.
+#: A sender may store an eighth of what is free, 128 MiB of 1 GiB, so that a few twins do not fill the Redis.
 SHARES: Final = 8
 #: Seconds for which the measured memory use of the Redis is cached.
 _MEMORY_EVERY_S: Final = 1.0
