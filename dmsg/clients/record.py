@@ -66,7 +66,13 @@ class ClientRecord:
             self._report.add(0, str(remote), "transport", reason)
 
     def dialled(
-        self, target: PublicKey, relay: str, security: str, reason: str, since: float, attempts: list[Attempt]
+        self,
+        target: PublicKey,
+        relay: PublicKey | None,
+        security: str,
+        reason: str,
+        since: float,
+        attempts: list[Attempt],
     ) -> None:
         """A dial that began at ``since`` has led to a transport over ``relay``, or has failed for ``reason``."""
         if self._events is None:
@@ -75,8 +81,8 @@ class ClientRecord:
         self._emit(
             ev.DialFinished(
                 str(target),
-                relay,
-                bool(relay),
+                str(relay or ""),
+                relay is not None,
                 Reason.of(reason),
                 elapsed_ms,
                 attempts_json(attempts),
@@ -86,13 +92,13 @@ class ClientRecord:
             )
         )
 
-    def opened(self, transport: ClientTransport, relay: str, accept_ms: float) -> None:
+    def opened(self, transport: ClientTransport, relay: PublicKey, accept_ms: float) -> None:
         """A transport over ``relay`` is open."""
         if self._events is None:
             return
         stream = transport.stream
         ends = self._ends(stream)
-        self._emit(ev.TransportOpened(0, stream.id, *ends, relay, accept_ms, transport.security, self._protocol))
+        self._emit(ev.TransportOpened(0, stream.id, *ends, str(relay), accept_ms, transport.security, self._protocol))
 
     def resumed(self, stream: CarriedStream, relay: str, reason: str, since: float) -> None:
         """A transport goes on over ``relay`` as ``stream``; the event that made it move was at ``since``."""
@@ -101,7 +107,7 @@ class ClientRecord:
         elapsed_ms = (self._clock.seconds() - since) * 1000
         self._emit(ev.TransportResumed(stream.id, *self._ends(stream), relay, Reason.of(reason), elapsed_ms))
 
-    def closed(self, record: TransportRecord[Any], relay: str, reason: str, *, local: bool, code: int) -> None:
+    def closed(self, record: TransportRecord[Any], relay: PublicKey, reason: str, *, local: bool, code: int) -> None:
         """A transport has ended; ``code`` is the code of ``reason`` on the wire, if it has one."""
         if self._events is None:
             return
@@ -111,7 +117,7 @@ class ClientRecord:
                 0,
                 stream.id,
                 *self._ends(stream),
-                relay,
+                str(relay),
                 Reason.of(reason),
                 code,
                 "local" if local else "peer",
@@ -121,7 +127,7 @@ class ClientRecord:
                 0,
                 record.transport.security,
                 record.first_id,
-                record.first_server,
+                str(record.first_server),
                 self._protocol,
             )
         )

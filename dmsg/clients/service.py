@@ -263,11 +263,11 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
         try:
             opened = await self.dialer.dial(dial, timeout_s, attempts)
         except DialError as error:
-            self._record.dialled(dial.target, "", "", error.reason, started, attempts)
+            self._record.dialled(dial.target, None, "", error.reason, started, attempts)
             raise
         transport: T = opened.session.transport(opened.stream, service)
         self.transport_opened(opened.session, transport, accept_ms=opened.accept_ms)
-        self._record.dialled(dial.target, str(opened.session.server), transport.security, "", started, attempts)
+        self._record.dialled(dial.target, opened.session.server, transport.security, "", started, attempts)
         return transport
 
     def listen(
@@ -297,9 +297,8 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
         self, session: S, transport: T, *, accept_ms: float = 0.0, closed: Callable[[T], object] | None = None
     ) -> None:
         """Note a transport that has just been opened; ``closed`` is called when it has ended."""
-        stream = transport.stream
-        relay = str(session.server)
-        self.transports.add(TransportRecord(transport, self.reactor.seconds(), stream.id, relay, closed))
+        first_id, relay = transport.stream.id, session.server
+        self.transports.add(TransportRecord(transport, self.reactor.seconds(), first_id, relay, closed))
         self._record.opened(transport, relay, accept_ms)
         if self.hold is not None:
             self.hold()
@@ -313,7 +312,7 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
         if record.closed is not None:
             record.closed(transport)
         self.pool.leave_idle()
-        self._record.closed(record, str(session.server), reason, local=local, code=code)
+        self._record.closed(record, session.server, reason, local=local, code=code)
 
     def session_lost(self, session: S, error: DmsgError) -> None:
         """A session was lost."""

@@ -11,6 +11,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IProtocol, IReactorTime
 
 from dmsg.clients.streams import CarriedStream
+from dmsg.crypto.keys import PublicKey
 from dmsg.glue.waiters import Waiters
 
 
@@ -62,7 +63,7 @@ class TransportRecord(Generic[T]):
     since_s: float
     #: The stream id and the relay with which it began, for transports that were resumed on another path.
     first_id: int
-    first_server: str
+    first_server: PublicKey
     #: Called once it has ended, with the transport: set by the listening port of an accepted transport.
     closed: Callable[[T], object] | None
 

@@ -80,8 +80,9 @@ class Deadlines:
 
     def told(self) -> None:
         """The application is told of the end: of all this only the linger of its close may go on."""
-        for name in ("read", "write", "unread"):
-            self._cancel(name)
+        if self._calls:
+            for name in ("read", "write", "unread"):
+                self._cancel(name)
 
     def stop(self) -> None:
         """Cancel all deadlines: the transport is over."""

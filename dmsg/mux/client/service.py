@@ -156,8 +156,8 @@ class DmsgClient(RelayClient[ServerSession, OpenedPath[ServerSession], DmsgTrans
 
         Data that the peer sends before that waits. ``security`` is the client's unless given. Cancelling undoes everything.
         """
-        request = DialRequest(target, check_service_name(service), Security(security or self.security))
-        return await self.open(request, service, timeout_s)
+        chosen = Security(security) if security else self.security
+        return await self.open(DialRequest(target, check_service_name(service), chosen), service, timeout_s)
 
     def listen(
         self,
