@@ -210,7 +210,7 @@ class _Memory:
 
     def __init__(self, now: int) -> None:
         self.seen = SeenMessages(_FEW)
-        #: Expiry by twin, uid and kind, the oldest first. It may contain expired ones.
+        #: Expiry by twin, uid and kind, the oldest first.
         self.model: dict[tuple[int, str, str], int] = {}
         self._add((_LASTING, "", ""), now, now + 10**9)
 
@@ -227,24 +227,21 @@ class _Memory:
         if new:
             model.pop(key, None)
             model[key] = until
-            for one in [one for one in model if one[0] == key[0]]:
-                if model[one] > now:
-                    break
-                del model[one]
-        alive = [one for one, until in model.items() if until > now]
-        gone = [one for one in alive if not seen.has(*one, now)]
-        if gone:
-            # Only the oldest of the twin with the most, and only above the limit.
+        for one in [one for one, until in model.items() if until <= now]:
+            del model[one]
+        gone = [one for one in model if not seen.has(*one, now)]
+        if len(model) > _FEW:
+            # Nothing has expired. Only the oldest of the twin with the most is forgotten.
             (lost,) = gone
-            assert len(seen) == _FEW and new
-            if len(alive) == _FEW + 1:
-                mine = [one for one in alive if one[0] == lost[0]]
-                assert lost == mine[0] and all(sum(one[0] == each[0] for one in alive) <= len(mine) for each in alive)
+            mine = [one for one in model if one[0] == lost[0]]
+            assert lost == mine[0] and all(sum(one[0] == each[0] for one in model) <= len(mine) for each in model)
             del model[lost]
-        assert len(alive) - len(gone) <= len(seen) <= min(_FEW, len(model))
+        else:
+            assert not gone
+        assert len(model) <= len(seen) <= _FEW
 
     def end(self, now: int) -> None:
-        """Each twin has its turn: expired messages do not stay. The lasting one may still have to make room for the first."""
+        """Expired messages do not stay. The lasting one may still have to make room for the first."""
         for number in range(1_000, 1_000 + _FEW + 1):
             assert self.seen.is_new(100, str(number), "", now + number, now + number + 1)
         assert len(self.seen) == 1 + self.seen.has(_LASTING, "", "", now)

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from heapq import heappop, heappush
+from math import ceil
+from typing import TypeAlias
 
 from dmsg.rmb.core.address import SessionAddress
 from dmsg.rmb.core.e2e import EncryptionKey
@@ -41,22 +44,30 @@ from dmsg.sansio.tally import Tally
 
 #: Most bytes of a character in UTF-8: a text short enough by this measure need not be encoded to check its length.
 _CHARACTER_BYTES = 4
+#: Expired messages that are forgotten for each new one: more than one, so that what has expired never grows.
+_FORGOTTEN_AT_ONCE = 2
+
+#: Its twin, its uid and its kind.
+_Message: TypeAlias = tuple[int, str, str]
 
 
 class SeenMessages:
     """Remembers messages until they expire, to detect duplicates. A twin's message is identified by its uid and kind.
 
-    At most ``capacity`` are remembered. Above that, the oldest message of the twin with the most is forgotten, so that a
-    twin that sends much does not make another twin's messages new again.
+    At most ``capacity`` are remembered. Above that, when none of them has expired, the oldest message of the twin with the
+    most is forgotten, so that a twin that sends much does not make another twin's messages new again.
     """
 
-    __slots__ = ("_capacity", "_count", "_tally", "_twins")
+    __slots__ = ("_capacity", "_count", "_ends", "_seconds", "_tally", "_twins")
 
     def __init__(self, capacity: int = SEEN_MESSAGES) -> None:
         self._capacity = capacity
-        self._twins: OrderedDict[int, OrderedDict[tuple[str, str], float]] = OrderedDict()
+        self._twins: dict[int, OrderedDict[_Message, float]] = {}
         self._tally: Tally[int] = Tally()
         self._count = 0
+        # The messages that end in a second, and these seconds as a heap. No message lives long, so the seconds are few.
+        self._ends: dict[int, dict[_Message, None]] = {}
+        self._seconds: list[int] = []
 
     def __len__(self) -> int:
         return self._count
@@ -64,36 +75,42 @@ class SeenMessages:
     def has(self, twin: int, uid: str, kind: str, now: float) -> bool:
         """Whether the message is remembered and has not expired."""
         seen = self._twins.get(twin)
-        return seen is not None and seen.get((uid, kind), now) > now
+        return seen is not None and seen.get((twin, uid, kind), now) > now
 
     def is_new(self, twin: int, uid: str, kind: str, now: float, until: float) -> bool:
         """Remember the message until the time ``until``; ``False`` if it is remembered already."""
-        self._forget_old(next(iter(self._twins), twin), now)
+        for _ in range(_FORGOTTEN_AT_ONCE):
+            self._forget_expired(now)
         if self.has(twin, uid, kind, now):
             return False
-        seen = self._twins.setdefault(twin, OrderedDict())
-        if (uid, kind) not in seen:
-            self._tally.add(twin)
-            self._count += 1
-        seen[uid, kind] = until
-        seen.move_to_end((uid, kind))
-        self._forget_old(twin, now)
+        message = twin, uid, kind
+        if message in self._twins.get(twin, ()):
+            self._forget(message)
+        self._twins.setdefault(twin, OrderedDict())[message] = until
+        second = ceil(until)
+        if second not in self._ends:
+            self._ends[second] = {}
+            heappush(self._seconds, second)
+        self._ends[second][message] = None
+        self._tally.add(twin)
+        self._count += 1
         if self._count > self._capacity:
-            self._forget(self._tally.largest())
+            self._forget(next(iter(self._twins[self._tally.largest()])))
         return True
 
-    def _forget_old(self, twin: int, now: float) -> None:
-        """Forget the expired messages of ``twin``, up to the first that is still valid, and move ``twin`` to the end."""
-        seen = self._twins.get(twin)
-        while seen and next(iter(seen.values())) <= now:
-            self._forget(twin)
-            seen = self._twins.get(twin)
-        if seen is not None:
-            self._twins.move_to_end(twin)
+    def _forget_expired(self, now: float) -> None:
+        """Forget one message that has expired, if there is one."""
+        while self._seconds and self._seconds[0] <= now:
+            ended = self._ends[self._seconds[0]]
+            if ended:
+                self._forget(next(reversed(ended)))
+                return
+            del self._ends[heappop(self._seconds)]
 
-    def _forget(self, twin: int) -> None:
+    def _forget(self, message: _Message) -> None:
+        twin = message[0]
         seen = self._twins[twin]
-        seen.popitem(last=False)
+        del self._ends[ceil(seen.pop(message))][message]
         if not seen:
             del self._twins[twin]
         self._tally.remove(twin)

@@ -54,7 +54,7 @@ MAX_REFERENCE_BYTES: Final = 1024
 #: Cached keys that two twins share: 500 bytes each. Making one takes 30 µs.
 SHARED_KEYS: Final = 4096
 #: Messages that a receiver remembers until they expire, to detect duplicates: some 300 bytes each. Above this number it
-#: forgets the oldest messages of the twin with the most.
+#: forgets those that have expired, or else the oldest of the twin with the most.
 SEEN_MESSAGES: Final = 65_536
 
 #: Relays whose failures a ranker remembers, and failures that it counts of one relay.

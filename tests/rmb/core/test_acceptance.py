@@ -287,6 +287,27 @@ class TestSeenMessages:
         assert not seen.is_new(2, "999", "request", 0, 1000)
         assert seen.is_new(2, "0", "request", 0, 1000)
 
+    def test_what_has_expired_makes_room_first(self):
+        seen = SeenMessages(3)
+        assert seen.is_new(1, "long", "request", 0, 1000)
+        assert seen.is_new(1, "short", "request", 0, 10)
+        assert seen.is_new(2, "u", "request", 0, 1000)
+        assert seen.is_new(2, "v", "request", 20, 1000)
+        assert not seen.is_new(1, "long", "request", 20, 1000)
+        assert not seen.is_new(2, "u", "request", 20, 1000)
+        assert len(seen) == 3
+
+    def test_of_many_that_expire_together_a_few_are_forgotten_for_each_new_one(self):
+        seen = SeenMessages(1000)
+        for number in range(1000):
+            assert seen.is_new(1, str(number), "request", 0, 10)
+        assert seen.is_new(2, "u", "request", 10, 1000)
+        assert len(seen) > 900
+        for number in range(1000):
+            assert seen.is_new(1, str(number), "request", 11, 1000)
+        assert len(seen) == 1000
+        assert not seen.is_new(2, "u", "request", 11, 1000)
+
     @given(
         st.integers(1, 10),
         st.lists(st.tuples(st.integers(0, 3), st.integers(0, 8), st.integers(0, 3), st.integers(1, 9)), max_size=60),
@@ -298,9 +319,12 @@ class TestSeenMessages:
         for twin, uid, step, life in messages:
             now += step
             fresh = until.get((twin, str(uid)), 0) <= now
-            if seen.is_new(twin, str(uid), "request", now, now + life):
-                assert fresh or len(until) >= capacity
+            assert seen.is_new(twin, str(uid), "request", now, now + life) is fresh
+            if fresh:
                 until[twin, str(uid)] = now + life
-            else:
-                assert not fresh
-            assert len(seen) <= capacity
+            valid = [one for one, end in until.items() if end > now]
+            for one in valid:
+                if not seen.has(*one, "request", now):
+                    assert len(valid) == capacity + 1
+                    del until[one]
+            assert min(len(valid), capacity) <= len(seen) <= capacity
