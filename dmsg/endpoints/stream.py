@@ -68,11 +68,30 @@ class ClientEndpoint(Generic[C]):
         """Dial and connect a protocol of ``protocolFactory``; fails with :class:`DmsgConnectError`.
 
         When the client of a string cannot begin, it fails with another ``DmsgError``: with ``ConfigError`` if nothing can be
-        written to the directory of ``events=``. Cancelling undoes what was done so far.
+        written to the directory of ``events=``. Cancelling undoes what was done so far, also while the protocol is made and
+        connected.
         """
-        return ensureDeferred(self._connect(protocolFactory))
 
-    async def _connect(self, factory: IProtocolFactory) -> IProtocol:
+        def cancel(connecting: Deferred[IProtocol]) -> None:
+            dialing.cancel()
+            if not connecting.called:  # the call comes from the factory or the protocol, and _attach looks at it next
+                connecting.errback(self._cancelled())
+
+        def pass_on(result: IProtocol | Failure) -> None:
+            if not connecting.called:
+                connecting.callback(cast(IProtocol, result))
+            elif isinstance(result, Failure):
+                result.trap(ConnectingCancelledError)
+
+        connecting: Deferred[IProtocol] = Deferred(cancel)
+        dialing = ensureDeferred(self._connect(protocolFactory, connecting))
+        dialing.addBoth(pass_on)
+        return connecting
+
+    def _cancelled(self) -> ConnectingCancelledError:
+        return ConnectingCancelledError(cast(IAddress, self.address))
+
+    async def _connect(self, factory: IProtocolFactory, connecting: Deferred[IProtocol]) -> IProtocol:
         factory.doStart()
         transport: Transport | None = None
         try:
@@ -80,13 +99,13 @@ class ClientEndpoint(Generic[C]):
             try:
                 address = self.address
                 transport = await client.dial(address.public_key, address.service, timeout_s=left_s, **self._how)
-                return _attach(transport, factory)
+                return _attach(transport, factory, connecting)
             finally:
                 self._source.release()
         except DialError as error:
             raise DmsgConnectError(error) from error
         except CancelledError:
-            raise ConnectingCancelledError(cast(IAddress, self.address)) from None
+            raise self._cancelled() from None
         finally:
             if transport is None:
                 factory.doStop()
@@ -108,8 +127,11 @@ class ClientEndpoint(Generic[C]):
         return client, max(0.0, started + limit_s - clock.seconds())
 
 
-def _attach(transport: Transport, factory: IProtocolFactory) -> IProtocol:
-    """Connect a new protocol, and stop the factory when the transport has ended, as Twisted's connectors do."""
+def _attach(transport: Transport, factory: IProtocolFactory, connecting: Deferred[IProtocol]) -> IProtocol:
+    """Connect a new protocol, and stop the factory when the transport has ended, as Twisted's connectors do.
+
+    Raises ``CancelledError`` when ``connecting`` is cancelled meanwhile.
+    """
     before = transport.on_over
 
     def over() -> None:
@@ -124,10 +146,13 @@ def _attach(transport: Transport, factory: IProtocolFactory) -> IProtocol:
         protocol = factory.buildProtocol(transport.getPeer())
         if protocol is None:
             raise NoProtocol
+        if not connecting.called:
+            transport.attach(protocol)
+        if connecting.called:
+            raise CancelledError
     except BaseException:
         transport.abortConnection()
         raise
-    transport.attach(protocol)
     return protocol
 
 

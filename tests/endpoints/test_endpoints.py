@@ -244,6 +244,39 @@ async def test_a_cancelled_connect_takes_its_request_back(reactor):
         await port.stopListening()
 
 
+@pytest.mark.parametrize("where", ["buildProtocol", "connectionMade"])
+@pytest_twisted.ensureDeferred
+async def test_a_connect_is_cancelled_while_its_protocol_is_made(reactor, where):
+    class Undecided(Talk):
+        def connectionMade(self):
+            super().connectionMade()
+            if where == "connectionMade":
+                connecting.cancel()
+
+    class Asking(Factory):
+        noisy = False
+
+        def buildProtocol(self, addr):
+            if where == "buildProtocol":
+                connecting.cancel()
+            return talk
+
+    async with LocalNetwork(reactor, relays=1) as network:
+        alice, bob = await network.client(), await network.client()
+        bob.listen(CountingFactory())
+        talk, factory = Undecided(), Asking()
+        connecting = DmsgClientEndpoint(alice, bob.public_key).connect(factory)
+        with pytest.raises(error.ConnectingCancelledError):
+            await connecting
+        await network.settle()
+        assert not list(alice.transports)
+        assert factory.numPorts == 0
+        if where == "buildProtocol":
+            assert talk.transport is None
+        else:
+            await talk.over
+
+
 @pytest_twisted.ensureDeferred
 async def test_a_connect_has_a_time_limit():
     class Undecided:
