@@ -85,6 +85,7 @@ class StreamTransport(ABC, Generic[S]):
         self._paused = False
         self._pump_scheduled = False
         self._is_cut = False  # whether something was written that the stream did not take
+        self._peer_has_all = False  # whether it has acknowledged the end of our half
         self._had_ended = False  # whether the application had ended its half when the stream was over
         self._end_later: Callable[[], object] | None = None  # ends this side's half once the producer is done
         self._reason = connectionDone  # of the end, once it is known
@@ -272,6 +273,7 @@ class StreamTransport(ABC, Generic[S]):
 
     def end_acked(self) -> None:
         """The peer has everything that was written, and knows that nothing more comes."""
+        self._peer_has_all = True
         if self.state not in CLOSED_HERE and IHalfCloseableProtocol.providedBy(self.protocol):
             self.guarded(cast(IHalfCloseableProtocol, self.protocol).writeConnectionLost)
             if self.state is TransportState.BOTH_ENDED:
@@ -439,7 +441,7 @@ class StreamTransport(ABC, Generic[S]):
             return
         if IHalfCloseableProtocol.providedBy(self.protocol):
             self.guarded(cast(IHalfCloseableProtocol, self.protocol).readConnectionLost)
-            if self.state is TransportState.BOTH_ENDED:
+            if self.state is TransportState.BOTH_ENDED and self._peer_has_all:  # else end_acked() comes, as for a half
                 self.loseConnection()
         elif self.producer is not None and self.state in WRITABLE:
             # the rest of the producer's data is cut off, and must not look complete to the peer

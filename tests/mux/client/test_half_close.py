@@ -102,6 +102,8 @@ async def test_both_sides_end_by_half() -> None:
         assert net.clean()
         assert net.a.received == pattern(200)
         assert net.b.received == pattern(100)
+        assert net.a.heard == ["write ended", "read ended after 200", "lost"]
+        assert net.b.heard == ["read ended after 100", "write ended", "lost"]
 
 
 @sync
@@ -113,6 +115,9 @@ async def test_both_sides_end_at_the_same_time() -> None:
         await net.over(net.a, net.b)
         assert net.clean()
         assert net.a.received == net.b.received == pattern(SIZE)
+        for end in (net.a, net.b):
+            assert sorted(end.heard[:2]) == [f"read ended after {SIZE}", "write ended"]
+            assert end.heard[2:] == ["lost"]
 
 
 @sync
