@@ -654,6 +654,46 @@ async def test_a_close_in_the_read_in_which_the_peer_has_dropped_the_channel_is_
         assert not len(world.alice.transports)
 
 
+@pytest.mark.parametrize("resumes", [True, False], ids=["it resumes", "it does not"])
+@sync
+async def test_a_close_waits_for_a_paused_reader_to_read(net, resumes):
+    """An acknowledgement says that the peer's program has the data. The reader gets it all the same."""
+    async with net(dialect_name="v0") as world:
+        world.serve()
+        here, there = await world.pair()
+        there.transport.pauseProducing()
+        here.transport.write(b"hello")
+        here.transport.loseConnection()
+        world.reactor.advance(59.0)
+        assert not here.lost
+        if not resumes:
+            world.reactor.advance(2.0)
+            await world.wait(here.when_lost())
+        there.transport.resumeProducing()
+        await world.wait(there.when_lost())
+        await world.wait(here.when_lost())
+        assert there.received == b"hello"
+        if resumes:
+            assert here.lost[0].check(ConnectionDone) and there.lost[0].check(ConnectionDone)
+        else:
+            assert isinstance(cause(here), ChannelDeadline)
+
+
+@sync
+async def test_without_acknowledgements_a_close_does_not_wait_for_a_paused_reader(net):
+    async with net(dialect_name="v5") as world:
+        world.serve()
+        here, there = await world.pair()
+        there.transport.pauseProducing()
+        here.transport.write(b"hello")
+        here.transport.loseConnection()
+        await world.wait(here.when_lost())
+        assert here.lost[0].check(ConnectionDone)
+        there.transport.resumeProducing()
+        await world.wait(there.when_lost())
+        assert there.received == b"hello"
+
+
 @sync
 async def test_a_protocol_that_closes_on_what_it_reads_has_taken_it(net):
     async with net() as world:
