@@ -97,7 +97,8 @@ class RelayConnection:
         self.heard_at = 0.0
         #: Counts since it connected.
         self.envelopes_in = self.envelopes_out = self.bytes_in = self.bytes_out = 0
-        #: Messages of so many bytes are too long for the relay, as it said when it closed the last connection.
+        #: Messages of so many bytes are too long for the relay, as it said when it closed the last connection: the longest one
+        #: of that connection, though it may have been sent behind the one that the relay did not take.
         self.too_long_bytes = float("inf")
         #: The longest message sent since it connected.
         self._longest_bytes = 0
@@ -321,6 +322,7 @@ class RelayConnection:
         if self._work is None:
             self.problem, self.reason = "closed", Reason.CLOSED
         elif not self.problem:
+            self.too_long_bytes = float("inf")  # it has not closed this connection: it may have been started anew
             self._explain(error)
         self._owner.lost(self)
         self._over.fire(None)

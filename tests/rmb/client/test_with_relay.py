@@ -146,6 +146,18 @@ def test_what_is_too_long_for_one_relay_goes_over_another_one(world: Any, real: 
     assert world.result(caller.call(SERVICE, "echo", bytes(20_000), timeout=20), 20).data == bytes(20_000)
 
 
+def test_a_relay_that_was_killed_may_take_longer_messages_when_it_comes_back(world: Any, real: Any) -> None:
+    strict = real(max_message_bytes=10_000)
+    serve(world.client(SERVICE, strict))
+    caller = world.client(CALLER, strict, session="s")
+    with pytest.raises(EnvelopeTooLarge):
+        world.result(caller.call(SERVICE, "echo", bytes(11_000), timeout=60), 20)
+    strict.die()
+    real(max_message_bytes=100_000)
+    world.settle(10)
+    assert world.result(caller.call(SERVICE, "echo", bytes(20_000), timeout=60), 60).data == bytes(20_000)
+
+
 def test_when_one_of_two_relays_dies_every_call_is_answered_once(world: Any, real: Any) -> None:
     first, second = real(9000), real(9001)
     handled = serve(world.client(SERVICE, first, second))
