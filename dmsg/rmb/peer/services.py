@@ -53,6 +53,7 @@ _COMPLAINTS_PER_S: Final = 0.1
 
 _JSON: Final = "application/json"
 _UNKNOWN: Final = "unknown command"
+_UNCERTAIN: Final = PeerCode.OTHER, "other: the service may not have got the request"
 
 
 class Services:
@@ -135,7 +136,11 @@ class Services:
                 )
             except RedisAway as away:
                 if away.maybe_done:  # a second push could make the service run it twice
-                    return PeerCode.OTHER, "other: the service may not have got the request"
+                    return _UNCERTAIN
+            except CancelledError:
+                if self._lists.redis.problem:
+                    raise
+                return _UNCERTAIN  # while there is a connection, Redis has the command
             except RedisRefused:
                 return PeerCode.OTHER, "other: the service cannot be reached"
             else:

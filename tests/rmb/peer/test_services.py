@@ -416,6 +416,26 @@ async def test_a_request_is_not_handed_out_twice_when_redis_dies(make_peer: Any,
 
 
 @pytest_twisted.ensureDeferred
+async def test_a_request_that_redis_may_have_when_the_peer_stops_is_not_called_refused(
+    make_peer: Any, redis_process: Any, reactor: Any
+) -> None:
+    """109 says that no service has it, so the caller may send it again."""
+    redis_process.start()
+    peer = make_peer(redis_process.address)
+    await peer.gateway.start()
+    peer.gateway.request_received(request_of(7, "cmd", uid="first"))
+    assert (await peer.take("msgbus.cmd"))["ref"] == "first"
+    while peer.gateway.services.waiting:
+        await deferLater(reactor, 0.005)
+    redis_process.pause()
+    peer.gateway.request_received(request_of(7, "cmd", uid="hung"))
+    await peer.gateway.services.stop(0.0)
+    assert (await refused(peer)).code == 500
+    redis_process.resume()
+    assert (await peer.take("msgbus.cmd"))["ref"] == "hung"
+
+
+@pytest_twisted.ensureDeferred
 async def test_an_answer_whose_destination_is_not_known_yet_when_the_peer_stops_is_sent_by_the_next_one(
     make_peer: Any, address: Any, monkeypatch: Any
 ) -> None:
