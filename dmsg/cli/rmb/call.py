@@ -55,19 +55,25 @@ def call(network: Network, twin: int, command: str, data: str, timeout_s: float,
     """Call COMMAND of TWIN, and print the answer."""
     try:
         payload = read_payload(data)
-    except OSError as error:
+    except (OSError, CommandError) as error:
         network.out.leave(error)
     network.execute(lambda reactor: run_call(network, reactor, twin, command, payload, timeout_s=timeout_s, **options))
 
 
 def read_payload(data: str) -> bytes:
-    """The payload that ``--data`` stands for. Raises ``OSError``."""
+    """The payload that ``--data`` stands for. Raises ``OSError``, or ``CommandError`` for one that is too long."""
     if data == "-":
-        return sys.stdin.buffer.read(MAX_ENVELOPE_BYTES + 1)
-    if data.startswith("@"):
-        with Path(data[1:]).open("rb") as file:
-            return file.read(MAX_ENVELOPE_BYTES + 1)
-    return data.encode("utf-8", "surrogateescape")
+        name, payload = "standard input", sys.stdin.buffer.read(MAX_ENVELOPE_BYTES + 1)
+    elif data.startswith("@"):
+        name = data[1:]
+        with Path(name).open("rb") as file:
+            payload = file.read(MAX_ENVELOPE_BYTES + 1)
+    else:
+        name, payload = "--data", data.encode("utf-8", "surrogateescape")
+    if len(payload) > MAX_ENVELOPE_BYTES:
+        text = f"{name} is longer than {MAX_ENVELOPE_BYTES >> 20} MiB, which is the most that a message may have"
+        raise CommandError(text, data={"reason": "EnvelopeTooLarge"})
+    return payload
 
 
 async def run_call(

@@ -27,6 +27,7 @@ from dmsg.cli.rmb.call import read_payload, run_call
 from dmsg.cli.rmb.serve import run_serve
 from dmsg.glue.errors import RedisAway
 from dmsg.glue.redis import Taker
+from dmsg.rmb.core.limits import MAX_ENVELOPE_BYTES
 from dmsg.rmb.peer.commands import REPLY
 from dmsg.rmb.peer.redis import RedisLists
 from dmsg.testing.process import free_port
@@ -366,3 +367,17 @@ def test_a_payload_is_a_text_a_file_or_standard_input(tmp_path: Path, monkeypatc
         assert read_payload("-") == b"\0\xff"
     result = CliRunner().invoke(group, ["rmb", "call", "2", "x", "--data", "@/nowhere", "--redis", "redis://h"])
     assert result.exit_code == Exit.FAILED and "No such file" in result.stderr
+
+
+def test_a_payload_of_which_more_than_a_message_takes_is_not_read_has_no_length(tmp_path: Path) -> None:
+    (tmp_path / "big").write_bytes(bytes(3 * MAX_ENVELOPE_BYTES))
+    words = ("rmb", "call", "2", "x", "--redis", "redis://h", "--data")
+    for data, given, name in (
+        (f"@{tmp_path / 'big'}", b"", str(tmp_path / "big")),
+        ("-", bytes(2**21), "standard input"),
+    ):
+        result = CliRunner().invoke(group, [*words, data], input=given)
+        assert result.exit_code == Exit.FAILED
+        assert f"{name} is longer than 1 MiB" in result.stderr
+    result = CliRunner().invoke(group, [*words, "-", "--json"], input=bytes(2**21))
+    assert json.loads(result.stdout or result.stderr)["reason"] == "EnvelopeTooLarge"
