@@ -7,7 +7,7 @@ key must not make two clients.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 from typing import Protocol as TypingProtocol
 from weakref import WeakValueDictionary
 
@@ -24,6 +24,10 @@ from dmsg.errors import ConfigError, DmsgError
 from dmsg.glue.waiters import Waiters
 
 C_co = TypeVar("C_co", covariant=True)
+
+#: The reactor shuts down after this many seconds even if a client has not stopped, which takes some 20 s at most: trial cancels
+#: the timers of a client when a test leaves it behind, and would wait for it for ever in the end.
+SHUTDOWN_S: Final = 60.0
 
 
 class MakeClient(TypingProtocol[T, C_co]):
@@ -227,7 +231,8 @@ class SharedClients(Generic[T, C]):
     def _shut_down(self) -> Deferred[Any]:
         self.closed = True
         self._trigger = None
-        return DeferredList([shared.stop() for shared in list(self._running)])
+        stopped = DeferredList([shared.stop() for shared in list(self._running)], consumeErrors=True)
+        return stopped.addTimeout(SHUTDOWN_S, self.reactor, onTimeoutCancel=lambda *_: None)
 
 
 #: By the identity of their reactors, which they keep alive as long as they exist, and by the function that makes clients.

@@ -754,6 +754,27 @@ async def test_a_listen_that_waits_when_the_reactor_ends_reports_no_error_and_ca
 
 
 @pytest_twisted.ensureDeferred
+async def test_the_reactor_does_not_wait_for_ever_for_a_client_whose_timers_were_cancelled():
+    """Trial cancels them when a test leaves a client behind that stops."""
+
+    class Stuck:
+        def startService(self):
+            pass
+
+        def stopService(self):
+            return Deferred()
+
+    memory = _Triggers()
+    registry = SharedClients(memory, lambda parts, **options: Stuck(), None)
+    await registry.get(SharedSettings(None, ClientSettings(servers=[PinnedServer.parse(PIN)]))).acquire()
+    over = memory.shut_down()
+    memory.advance(59.0)
+    assert not over.called
+    memory.advance(1.0)
+    assert over.called and memory.getDelayedCalls() == []
+
+
+@pytest_twisted.ensureDeferred
 async def test_no_trigger_is_left_in_the_reactor(key_file):
     memory = _Triggers()
     async with LocalNetwork(memory, relays=1, discovery=None) as network:
