@@ -58,7 +58,8 @@ WITHDRAW_TIMEOUT_S: Final = 5.0
 # Discovery's hints on how to go on after an expired entry are not signed. These bounds keep a lying discovery from using up
 # our sequences or timestamps.
 _HINT_SEQUENCE_LIMIT: Final = 1 << 48
-_HINT_AHEAD_NS: Final = 366 * 24 * 3600 * 1_000_000_000
+_DAY_NS: Final = 24 * 3600 * 1_000_000_000
+_HINT_AHEAD_NS: Final = 366 * _DAY_NS
 
 
 def _too_late(result: object, timeout_s: float) -> Failure:
@@ -320,9 +321,15 @@ class EntryKeeper:
             stale = self._after(error.entry)
             return _Base(self.entry or stale.found, stale.sequence, stale.after_ns)
         except EntryNotFound as error:
-            sequence, after_ns = error.next_sequence or 0, error.after_timestamp or 0
-            if not 0 <= sequence < _HINT_SEQUENCE_LIMIT or after_ns > self._now_ns() + _HINT_AHEAD_NS:
-                raise DiscoveryUnavailable("discovery gives hints that cannot be followed") from None
+            sequence, after_ns, now_ns = error.next_sequence or 0, error.after_timestamp or 0, self._now_ns()
+            if not 0 <= sequence < _HINT_SEQUENCE_LIMIT:
+                raise DiscoveryUnavailable(f"the next sequence would be {sequence}, which is not believed") from None
+            if after_ns > max(now_ns + _HINT_AHEAD_NS, self._last_timestamp):
+                days = (after_ns - now_ns) // _DAY_NS
+                raise DiscoveryUnavailable(
+                    f"the last entry of this key is said to be {days} days ahead of the clock here; more than a year is"
+                    " not believed"
+                ) from None
             return _Base(None, sequence, after_ns)
 
     @staticmethod

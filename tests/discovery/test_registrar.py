@@ -91,9 +91,8 @@ class World:
             self.discovery,
             self.key,
             clock=self.clock,
-            now_ns=self.discovery.now_ns,
             random=random.Random(5),
-            **options,
+            **{"now_ns": self.discovery.now_ns, **options},
         )
         self.registrars.append(registrar)
         return registrar
@@ -575,6 +574,32 @@ async def test_hints_that_would_use_up_sequences_or_time_are_not_followed(
     world.registrar.set_client(keys)
     world.run(50)
     assert world.discovery.posts == []
+    assert "not believed" in world.registrar.problem
+
+
+@pytest_twisted.ensureDeferred
+async def test_an_entry_of_a_clock_that_was_years_ahead_is_posted_again_once_the_clock_is_right(
+    world: World, keys: Any
+) -> None:
+    """It has expired. What discovery remembers of it is far in the future, and the registrar remembers it, too."""
+    world.discovery.store = MemoryStore(limits=StoreLimits(base_client_ttl_s=600.0))
+    ahead_ns = 800 * 86400 * 10**9
+    registrar = world.new(now_ns=lambda: world.discovery.now_ns() + ahead_ns)
+    registrar.set_client(keys)
+    world.run(1)
+    assert (await world.stored()).timestamp > START_NS + ahead_ns
+    ahead_ns = 0
+
+    def trouble(call: str, what: Any) -> None:
+        raise DiscoveryUnavailable
+
+    world.discovery.trouble = trouble
+    world.run(1000, 1.0)
+    world.discovery.trouble = lambda call, what: None
+    with pytest.raises(EntryNotFound):
+        await world.stored()
+    world.run(61)
+    assert (await world.stored()).sequence == 1
 
 
 @pytest_twisted.ensureDeferred
