@@ -27,6 +27,8 @@ from dmsg.sansio.websocket_frames import Closed
 _log = Logger()
 #: Data read less than this many seconds after a pause of reading may have come at the beginning of the pause.
 UNREAD_S: Final = 2.0
+#: In the refusal of a token that the relay takes for too old or too new. Ours are new, and valid for a minute.
+_OTHER_CLOCK: Final = ("jwt has expired", "jwt is not valid yet")
 #: Opens a WebSocket to a URL for an owner: :func:`dmsg.glue.websocket.connect_websocket` with all other arguments bound.
 Connect = Callable[[WebSocketUrl, Owner], "Deferred[WebSocketShell]"]
 
@@ -183,6 +185,8 @@ class RelayConnection:
         if isinstance(error, WebSocketRefused):
             self.reason = Reason.UPGRADE_REFUSED
             self.problem = f"refused with status {error.status}: {_printable(error.text)}"
+            if any(text in error.text for text in _OTHER_CLOCK):
+                self.problem += " (it was made just now: is the clock of this machine right?)"
         elif isinstance(error, KeepaliveLost):
             self.reason, self.problem = Reason.SILENT, "silent"
         else:

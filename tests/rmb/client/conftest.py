@@ -262,8 +262,7 @@ class World:
             key or key_of(twin),
             self.registry,
             [relay.url for relay in relays],
-            now_s=self.now_s,
-            **options,
+            **{"now_s": self.now_s, **options},
         )
         self.clients.append(client)
         return client

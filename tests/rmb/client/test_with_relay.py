@@ -158,6 +158,15 @@ def test_a_relay_that_was_killed_may_take_longer_messages_when_it_comes_back(wor
     assert world.result(caller.call(SERVICE, "echo", bytes(20_000), timeout=60), 60).data == bytes(20_000)
 
 
+@pytest.mark.parametrize(("off_s", "says"), [(-400, "jwt has expired"), (400, "jwt is not valid yet")])
+def test_a_client_whose_clock_is_wrong_is_told_so(world: Any, real: Any, off_s: int, says: str) -> None:
+    relay = real()
+    world.registry.add(SERVICE)
+    caller = world.client(CALLER, relay, now_s=lambda: world.now_s() + off_s)
+    with pytest.raises(NotConnected, match=rf"{says} .*is the clock of this machine right\?"):
+        world.result(caller.call(SERVICE, "echo", timeout=5), 10)
+
+
 def test_when_one_of_two_relays_dies_every_call_is_answered_once(world: Any, real: Any) -> None:
     first, second = real(9000), real(9001)
     handled = serve(world.client(SERVICE, first, second))
