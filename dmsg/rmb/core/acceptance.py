@@ -58,7 +58,7 @@ class SeenMessages:
     most is forgotten, so that a twin that sends much does not make another twin's messages new again.
     """
 
-    __slots__ = ("_capacity", "_count", "_ends", "_seconds", "_tally", "_twins")
+    __slots__ = ("_capacity", "_count", "_ends", "_forgotten", "_seconds", "_tally", "_twins")
 
     def __init__(self, capacity: int = SEEN_MESSAGES) -> None:
         self._capacity = capacity
@@ -68,6 +68,8 @@ class SeenMessages:
         # The messages that end in a second, and these seconds as a heap. No message lives long, so the seconds are few.
         self._ends: dict[int, dict[_Message, None]] = {}
         self._seconds: list[int] = []
+        #: Messages forgotten since the dictionaries of ``_ends`` were copied.
+        self._forgotten = 0
 
     def __len__(self) -> int:
         return self._count
@@ -115,6 +117,10 @@ class SeenMessages:
             del self._twins[twin]
         self._tally.remove(twin)
         self._count -= 1
+        self._forgotten += 1
+        if self._forgotten > self._capacity:  # a dictionary keeps the memory of what was deleted, and its copy does not
+            self._forgotten = 0
+            self._ends = {second: dict(messages) for second, messages in self._ends.items()}
 
 
 class Receiver:

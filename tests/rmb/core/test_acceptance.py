@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -307,6 +309,20 @@ class TestSeenMessages:
             assert seen.is_new(1, str(number), "request", 11, 1000)
         assert len(seen) == 1000
         assert not seen.is_new(2, "u", "request", 11, 1000)
+
+    def test_a_flood_that_ends_at_many_times_takes_no_more_memory_than_a_full_one(self):
+        def held_bytes(ends):
+            tracemalloc.start()
+            try:
+                seen = SeenMessages(1000)
+                for end in range(ends):
+                    for number in range(1000):
+                        assert seen.is_new(1, f"{end}/{number}", "request", 0, 1000 + end)
+                return tracemalloc.get_traced_memory()[0]
+            finally:
+                tracemalloc.stop()
+
+        assert held_bytes(60) < 1.5 * held_bytes(2)
 
     @given(
         st.integers(1, 10),
