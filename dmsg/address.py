@@ -175,6 +175,11 @@ def check_service_name(name: str) -> str:
     return name
 
 
+def is_host_name(text: str) -> bool:
+    """Whether ``text`` is an ASCII host name: labels of letters, digits, ``-`` and ``_``."""
+    return _HOST_NAME.match(text) is not None
+
+
 def check_http_url(text: str) -> str:
     """Return ``text`` without slashes at its end if it is an http or https URL; otherwise raise ``InvalidAddress``.
 

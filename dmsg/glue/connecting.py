@@ -12,7 +12,19 @@ from twisted.internet.error import ConnectError, ConnectionRefusedError, DNSLook
 from twisted.internet.interfaces import IStreamClientEndpoint
 from twisted.internet.protocol import Factory
 
-from dmsg.address import HostPort
+from dmsg.address import HostPort, is_host_name
+
+
+class NamedHost(HostnameEndpoint):
+    """Connects to a host by its name, as Twisted's endpoint does, and also where the name has a ``_``.
+
+    Twisted takes a name of ASCII for one of IDNA, which allows no such names. Resolvers know them, and containers have them.
+    """
+
+    @staticmethod
+    def _hostAsBytesAndText(host: bytes | str) -> tuple[bool, bytes, str]:
+        is_bad, octets, text = HostnameEndpoint._hostAsBytesAndText(host)
+        return is_bad and not is_host_name(text), octets, text
 
 
 def client_endpoint(reactor: Any, address: HostPort, timeout_s: float) -> IStreamClientEndpoint:
@@ -22,7 +34,7 @@ def client_endpoint(reactor: Any, address: HostPort, timeout_s: float) -> IStrea
         return TCP4ClientEndpoint(reactor, address.host, address.port, timeout)
     if isIPv6Address(address.host):
         return TCP6ClientEndpoint(reactor, address.host, address.port, timeout)
-    return HostnameEndpoint(reactor, address.host, address.port, timeout)
+    return NamedHost(reactor, address.host, address.port, timeout)
 
 
 def quiet_factory(build: Callable[[], Any]) -> Any:

@@ -16,6 +16,7 @@ from twisted.internet.error import ConnectionClosed
 from twisted.internet.interfaces import IReactorTime
 from twisted.internet.protocol import Protocol, connectionDone
 from twisted.python.failure import Failure
+from twisted.python.url import URL
 from twisted.web.client import Agent, HTTPConnectionPool, ResponseDone
 from twisted.web.http_headers import Headers
 from twisted.web.iweb import IAgent, IResponse
@@ -37,6 +38,21 @@ POOL_IDLE_S: Final = 30.0
 POOL_CONNECTIONS_IN_ALL: Final = 256
 #: Longest body of an answer that is not 200, which is read for its text only.
 REFUSAL_LIMIT_BYTES: Final = 64 * 1024
+
+
+class _Url(URL):
+    """A URL whose host is sent as it is written.
+
+    treq takes each host for a name of IDNA, which neither an IPv6 address is nor a name with a ``_``.
+    """
+
+    __slots__ = ()
+
+    def to_uri(self) -> URL:
+        """The URL with all but an ASCII host encoded."""
+        if not self.host.isascii():
+            return super().to_uri()
+        return URL.to_uri(self.replace(host="")).replace(host=self.host.lower())
 
 
 class _Body(Protocol):
@@ -188,7 +204,13 @@ class HttpCaller:
 
         async def exchange() -> tuple[int, Headers, bytes]:
             response = await self._http.request(
-                method, url, headers=sent, data=body, allow_redirects=False, unbuffered=True, reactor=clock
+                method,
+                _Url.from_text(url),
+                headers=sent,
+                data=body,
+                allow_redirects=False,
+                unbuffered=True,
+                reactor=clock,
             )
             collector = _Body(limit_bytes if response.code == 200 else REFUSAL_LIMIT_BYTES)
             response.deliverBody(collector)

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from twisted.internet.defer import Deferred
-from twisted.internet.endpoints import HostnameEndpoint, wrapClientTLS
+from twisted.internet.endpoints import wrapClientTLS
 from twisted.internet.interfaces import IProtocol, IProtocolFactory, IStreamClientEndpoint
 from twisted.internet.protocol import connectionDone
 from twisted.protocols.policies import ProtocolWrapper, WrappingFactory
@@ -21,6 +21,7 @@ from twisted.web.error import SchemeNotSupported
 from twisted.web.iweb import IAgentEndpointFactory, IPolicyForHTTPS
 from zope.interface import implementer
 
+from dmsg.glue.connecting import NamedHost
 from dmsg.http.errors import NoAnswer
 
 #: Longest head of an answer, with the 1xx heads before it.
@@ -167,7 +168,7 @@ class HeadLimitedEndpoints:
         """The endpoint for ``uri``; raises ``SchemeNotSupported`` for what is neither http nor https."""
         if uri.scheme not in (b"http", b"https"):
             raise SchemeNotSupported(f"Unsupported scheme: {uri.scheme!r}")
-        endpoint: Any = HostnameEndpoint(self._reactor, uri.host.decode("ascii"), uri.port, timeout=self._timeout_s)
+        endpoint: Any = NamedHost(self._reactor, uri.host.decode("ascii"), uri.port, timeout=self._timeout_s)
         if uri.scheme == b"https":
             endpoint = wrapClientTLS(self._policy.creatorForNetloc(uri.host, uri.port), endpoint)
         return _HeadLimitedEndpoint(endpoint)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from twisted.internet import error
 from twisted.internet.error import TimeoutError
@@ -11,7 +13,7 @@ from dmsg.address import HostPort
 from dmsg.glue.connecting import client_endpoint, connect_reason
 from dmsg.testing.memory import MemoryNetwork
 
-HOSTS = {"relay.example": "192.0.2.2", "2001:db8::1": "2001:db8::1"}
+HOSTS = {"relay.example": "192.0.2.2", "my_relay_1": "192.0.2.3", "2001:db8::1": "2001:db8::1"}
 
 
 def factory_of() -> Factory:
@@ -22,7 +24,12 @@ def factory_of() -> Factory:
 
 @pytest.mark.parametrize(
     ("text", "host"),
-    [("192.0.2.1:80", "192.0.2.1"), ("[2001:db8::1]:80", "2001:db8::1"), ("relay.example:80", "192.0.2.2")],
+    [
+        ("192.0.2.1:80", "192.0.2.1"),
+        ("[2001:db8::1]:80", "2001:db8::1"),
+        ("relay.example:80", "192.0.2.2"),
+        ("my_relay_1:80", "192.0.2.3"),
+    ],
 )
 def test_each_kind_of_address_is_connected_to(text: str, host: str) -> None:
     memory = MemoryNetwork(hosts=HOSTS)
@@ -32,6 +39,15 @@ def test_each_kind_of_address_is_connected_to(text: str, host: str) -> None:
     memory.advance(0.1)
     assert isinstance(connected[0], Protocol)
     assert len(memory.pipes_to(80, host)) == 1
+
+
+@pytest.mark.parametrize("host", ["a..example", "a" * 64, "a b", ""])
+def test_what_is_no_name_is_not_looked_up(host: str) -> None:
+    outcome: list[Any] = []
+    memory = MemoryNetwork(hosts={host: "192.0.2.2"})
+    client_endpoint(memory, HostPort(host, 80), 10.0).connect(factory_of()).addErrback(outcome.append)
+    memory.advance(0.1)
+    assert outcome[0].check(ValueError)
 
 
 def test_a_silent_place_is_given_up() -> None:
