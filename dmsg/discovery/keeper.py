@@ -94,7 +94,7 @@ class EntryKeeper:
     """Keeps the entry of ``secret_key``'s public key in ``discovery`` as :meth:`want` last said.
 
     ``clock`` drives pauses, ``now_ns()`` (Unix time in nanoseconds) gives timestamps, ``random`` spreads retries.
-    ``events`` gets an :class:`~dmsg.eventlog.schema.EntryPublished` for every POST.
+    ``events`` gets an :class:`~dmsg.eventlog.schema.EntryPublished` for every POST, and where it did not come to that.
     """
 
     _log = Logger()
@@ -305,12 +305,25 @@ class EntryKeeper:
             reason = Reason.of(error.text)
             raise
         finally:
-            if self._events is not None:
-                kind = "server" if self._has_server else "client"
-                elapsed_ms = (self._clock.seconds() - started_s) * 1e3
-                self._events.emit(EntryPublished(entry.sequence, kind, elapsed_ms, not reason, reason))
+            self._tell(entry.sequence, started_s, reason)
+
+    def _tell(self, sequence: int, started_s: float, reason: Reason) -> None:
+        if self._events is not None:
+            kind = "server" if self._has_server else "client"
+            elapsed_ms = (self._clock.seconds() - started_s) * 1e3
+            self._events.emit(EntryPublished(sequence, kind, elapsed_ms, not reason, reason))
 
     async def _fetch(self) -> _Base:
+        """The entry that discovery has, or a ``DiscoveryError``: without it nothing can be posted."""
+        started_s = self._clock.seconds()
+        try:
+            return await self._ask()
+        except DiscoveryError as error:
+            sequence = 0 if self.entry is None else next_sequence(self.entry.sequence)
+            self._tell(sequence, started_s, Reason.of(error.text))
+            raise
+
+    async def _ask(self) -> _Base:
         """Ask discovery for the entry. Only its answer that there is none gives sequence 0."""
         try:
             return self._after(await self._discovery.get_entry(self._secret_key.public_key))

@@ -831,6 +831,29 @@ async def test_one_event_for_each_post(world: World, keys: Any) -> None:
     ]
 
 
+def test_a_discovery_that_cannot_be_asked_is_an_event(world: World) -> None:
+    seen: list[Any] = []
+
+    class Events:
+        def emit(self, event: Any) -> None:
+            seen.append((event.sequence, event.kind, event.ok, event.reason))
+
+    def trouble(call: str, what: Any) -> None:
+        raise DiscoveryUnavailable("connection refused")
+
+    registrar = world.new(events=Events())
+    world.discovery.trouble = trouble
+    registrar.set_server(RELAY, 1)
+    world.run(1)
+    assert world.discovery.posts == []
+    assert seen == [(0, "server", False, DiscoveryUnavailable.text)] * len(world.discovery.calls)
+    assert seen
+
+    world.discovery.trouble = lambda call, what: None
+    world.run(60)
+    assert next(one for one in seen if one[2]) == (0, "server", True, "")
+
+
 # --- entries that expire -----------------------------------------------------------------------------------------------
 
 
