@@ -26,7 +26,7 @@ from dmsg.discovery.entry import DMSG
 from dmsg.discovery.registrar import EntryRegistrar
 from dmsg.errors import DmsgError, RemoteProtocolError
 from dmsg.glue.fanout import flush_all
-from dmsg.glue.listening import stop_listening
+from dmsg.glue.listening import address_text, stop_listening
 from dmsg.glue.pacer import Pacer
 from dmsg.glue.shell import Shell
 from dmsg.glue.throttle import ReadThrottle
@@ -148,7 +148,7 @@ class RelayService(Service, ABC):
     async def _start(self) -> None:
         self.port = await self._endpoint.listen(self._factory)
         self.ready = True
-        self._record.listens(str(self._public_address or self.port.getHost()))
+        self._record.listens(str(self._public_address or address_text(self.port)))
         if self.registrar is not None:
             self._publishing.start(_PUBLISH_INTERVAL_S).addErrback(lambda f: _log.failure("Publishing stopped", f))
         self._listening.fire(self.port)

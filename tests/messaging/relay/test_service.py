@@ -162,6 +162,7 @@ def test_two_clients_open_a_channel_and_the_log_says_so(world: World) -> None:
     assert [event.extended for event in world.of(ev.ConnectionOpened)] == [False, False]
     [started] = world.of(ev.ServerStarted)
     assert {each.protocol for each in (started, opened, closed)} == {"messaging"}
+    assert started.address == f"0.0.0.0:{PORT}"
 
 
 @pytest_twisted.ensureDeferred
