@@ -151,7 +151,8 @@ class TwinTable:
             number = self._write_row(key, relays, pk, create=create)
             self._execute("COMMIT")
         except BaseException:
-            self._execute("ROLLBACK")
+            if self._connection is not None and self._connection.in_transaction:  # SQLite ends it itself on a full disk
+                self._execute("ROLLBACK")
             raise
         return number
 

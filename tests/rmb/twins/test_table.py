@@ -253,6 +253,30 @@ def test_numbers_end_where_they_end(path, table):
     assert table.numbers() == [4294967295]
 
 
+FULL = """
+import resource, sys
+from dmsg.rmb.core.keys import KeyType, TwinKey
+from dmsg.rmb.twins.errors import RegistryError
+from dmsg.rmb.twins.table import TwinTable
+alice, bob = (TwinKey(bytes(31) + bytes([last]), KeyType.ED25519) for last in (1, 2))
+table = TwinTable(sys.argv[1])
+table.create(alice, ["a.example"], None)
+allowed = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (8192, allowed[1]))
+try:
+    table.create(bob, ["b.example"], None)
+except RegistryError as error:
+    problem = str(error)
+resource.setrlimit(resource.RLIMIT_FSIZE, allowed)
+print(problem, table.numbers(), table.create(bob, ["b.example"], None))
+"""
+
+
+def test_what_cannot_be_written_is_said_and_written_once_there_is_room(path):
+    told = subprocess.run([sys.executable, "-c", FULL, path], capture_output=True, text=True, check=True).stdout
+    assert told == "the registry of twins: unavailable (disk I/O error) [1] 2\n"
+
+
 def test_a_file_of_something_else_is_refused(path):
     alter(path, "CREATE TABLE something (else_ TEXT)")
     with pytest.raises(ConfigError, match="is not a registry of twins"):
