@@ -126,6 +126,7 @@ class Keeper:
         finally:
             self._pushed(to)
         self._switch.counts.stored += 1
+        self._switch.taken_bytes += len(data)
         return None
 
     def _has_no_room(self, to: SessionAddress, envelope: Envelope) -> bool:

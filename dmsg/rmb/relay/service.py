@@ -154,7 +154,7 @@ class RmbRelay(Service):
         return {
             "relay_worker_connections": len(switch.sessions),
             "relay_message_rx": counts.local + counts.stored,
-            "relay_message_rx_bytes": counts.bytes,
+            "relay_message_rx_bytes": switch.taken_bytes,
             "relay_message_tx": switch.written,
             "relay_message_tx_bytes": switch.written_bytes,
             "relay_session_evictions_total": self.evictions,

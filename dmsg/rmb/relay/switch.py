@@ -57,6 +57,8 @@ class Switch(Traffic):
         #: Sessions by address. The keys are plain tuples, which equal a ``SessionAddress`` and are faster to make.
         self.sessions: dict[tuple[int, str | None], Session] = {}
         self.counts = Counts()
+        #: Bytes of the envelopes that were taken for sessions, connected or not.
+        self.taken_bytes = 0
         #: Refused envelopes: the sending twin, and the reason. The service reports them to the event log and empties the list.
         self.problems: list[tuple[int, RelayProblem]] = []
         self._of_twin: dict[int, dict[Session, None]] = {}
@@ -176,6 +178,7 @@ class Switch(Traffic):
             session.envelopes_in += len(messages)
             session.bytes_in += received
             self.waiting_bytes += queued
+            self.taken_bytes += queued
             counts = self.counts
             counts.received += len(messages)
             counts.bytes += received
@@ -188,6 +191,7 @@ class Switch(Traffic):
         if target is None or not target.put(data, is_new=is_new):
             return False
         self.counts.local += 1
+        self.taken_bytes += len(data)
         return True
 
     def refuse(self, envelope: Envelope, problem: RelayProblem, session: Session, unix_s: float) -> None:

@@ -893,6 +893,22 @@ def test_an_envelope_for_a_twin_of_other_relays_is_federated(world: World, feder
     assert errors(alice) == [("b", 133, "relay is overloaded, try again later")]
 
 
+def test_the_public_counters_of_received_messages_leave_out_what_is_federated(
+    world: World, federation: Federation
+) -> None:
+    world.registry.add(50, relays=("b.example",))
+    federation.knows_others = False
+    alice, bob = world.connect(1), world.connect(2)
+    here, away = alice.envelope(2), alice.envelope(3)
+    alice.send(alice.envelope(50), here, away)
+    assert len(federation.submitted) == len(bob.received) == 1 and stored(world, 3) == ["u"]
+    posted = bob.envelope(1)
+    accept(world, posted)
+    counters = world.relay.public_stats()
+    assert counters["relay_message_rx"] == 3
+    assert counters["relay_message_rx_bytes"] == sum(len(one.SerializeToString()) for one in (here, away, posted))
+
+
 def test_an_envelope_for_a_twin_that_moves_to_this_relay_waits_here_and_is_found_out_about_anew(
     world: World, federation: Federation
 ) -> None:
