@@ -18,7 +18,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from dmsg.crypto.keys import SecretKey
-from dmsg.discovery.entry import Entry, ServerPart, next_sequence
+from dmsg.discovery.entry import ClientPart, Entry, ServerPart, next_sequence
 from dmsg.discovery.errors import (
     DiscoveryError,
     DiscoveryUnavailable,
@@ -28,7 +28,7 @@ from dmsg.discovery.errors import (
     WrongSequence,
     WrongTime,
 )
-from dmsg.discovery.wanted import WantedEntry
+from dmsg.discovery.wanted import WantedEntry, is_same_server
 from dmsg.eventlog.reasons import Reason
 from dmsg.eventlog.schema import EntryPublished
 from dmsg.glue.waiters import Waiters
@@ -131,8 +131,10 @@ class EntryKeeper:
         self._timer: Any = None
         self._running: Deferred[None] | None = None
         self._waiters: Waiters[None] = Waiters()
-        #: Whether discovery may have an entry although no answer said so.
-        self._has_posted = False
+        #: The last post, also one without an answer: discovery may have it.
+        self._posted: Entry | None = None
+        #: What this program published last, once it withdraws that.
+        self._withdrawn: Entry | None = None
         self._closed = False
 
     def want(self, wanted: WantedEntry) -> None:
@@ -155,7 +157,8 @@ class EntryKeeper:
     async def close(self, *, withdraw: bool) -> None:
         """Stop. With ``withdraw``, first withdraw the entry: no relays, no connections left.
 
-        It tries that once, for at most :data:`WITHDRAW_TIMEOUT_S`; a failure is only logged.
+        It tries that once, for at most :data:`WITHDRAW_TIMEOUT_S`; a failure is only logged. An entry that another program
+        with this key has published since, in place of this one's, stays.
         """
         if self._closed:
             return
@@ -164,7 +167,9 @@ class EntryKeeper:
         if self._running is not None:
             self._running.cancel()
         self._waiters.fail(DiscoveryUnavailable("the registrar was closed"))
-        if withdraw and (self.entry is not None or self._has_posted):
+        mine = [one for one in (self.entry, self._posted) if one is not None]
+        if withdraw and mine:
+            self._withdrawn = max(mine, key=lambda one: one.timestamp)
             self._entry_wanted = self._entry_wanted.withdrawn()
             try:
                 withdrawing = Deferred.fromCoroutine(self._publish(refresh=False))
@@ -258,7 +263,7 @@ class EntryKeeper:
         for _ in range(ATTEMPTS):
             if base is None:
                 base = await self._fetch()
-                if self._closed and self.entry is None and base.found is None:
+                if self._closed and (self._is_replaced(base.found) if base.found else self.entry is None):
                     return  # there is nothing to withdraw
                 if base.found is not None and self._is_as_wanted(base.found) and not refresh:
                     self._note_published(base.found)
@@ -283,6 +288,20 @@ class EntryKeeper:
                 return
         raise DiscoveryUnavailable("the entry keeps changing while it is being updated")
 
+    def _is_replaced(self, found: Entry) -> bool:
+        """Whether ``found`` is of a program that has taken this one's place, and not only of one with the other half."""
+        mine, has_client = self._withdrawn, isinstance(self._entry_wanted.client, ClientPart)
+        if mine is None or found.timestamp <= mine.timestamp:
+            return False
+        if has_client and found.client != mine.client:
+            return True
+        if self._has_server and not is_same_server(found.server, mine.server):
+            return True
+        # It is as this program left it. Another one posts that together with the half that is its own.
+        other_client = not has_client and (found.client or mine.client) is not None
+        other_server = not self._has_server and (found.server or mine.server) is not None
+        return not (other_client or other_server)
+
     def _is_to_be_renewed(self, found: Entry) -> bool:
         if self._renew_at_s is None:
             # Posted by an earlier process with this key, maybe by another clock.
@@ -297,7 +316,7 @@ class EntryKeeper:
     async def _post(self, entry: Entry) -> None:
         started_s = self._clock.seconds()
         reason = Reason.CANCELLED
-        self._has_posted = True
+        self._posted = entry
         try:
             await self._discovery.post_entry(entry)
             reason = Reason.NONE

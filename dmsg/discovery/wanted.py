@@ -67,10 +67,11 @@ class WantedEntry:
     def is_met_by(self, found: Entry) -> bool:
         """Whether ``found`` has the wanted contents."""
         client, server = self.halves(found)
-        return (found.version, found.client) == (self.version(found), client) and _is_same(found.server, server)
+        return (found.version, found.client) == (self.version(found), client) and is_same_server(found.server, server)
 
 
-def _is_same(one: ServerPart | None, other: ServerPart | None) -> bool:
+def is_same_server(one: ServerPart | None, other: ServerPart | None) -> bool:
+    """Whether two server halves say the same."""
     if one is None or other is None:
         return one is other
     return (one.address, one.port or "", one.available_connections, one.later) == (

@@ -363,6 +363,55 @@ async def test_a_relay_that_is_gone_takes_its_client_half_along_for_a_minute_at_
     assert entry.client == ClientPart(tuple(keys)) and entry.server is None
 
 
+@pytest.mark.parametrize("address", [RELAY, HostPort("10.0.0.2", 8080)])
+@pytest_twisted.ensureDeferred
+async def test_a_relay_that_stops_leaves_the_entry_of_the_one_that_runs_in_its_place(
+    world: World, address: HostPort
+) -> None:
+    world.registrar.set_server(RELAY, 5)
+    world.run(1)
+    later = world.new()
+    later.set_server(address, 5)
+    world.run(50)
+    later.set_server(address, 4)
+    world.run(1)
+    later.set_server(address, 5)
+    world.run(1)
+    await world.registrar.close(withdraw=True)
+    entry = await world.stored()
+    assert (entry.server.address, entry.server.available_connections) == (str(address), 5)
+
+
+@pytest.mark.parametrize("relays", [1, 2])
+@pytest_twisted.ensureDeferred
+async def test_a_client_that_stops_leaves_the_entry_of_the_one_that_runs_in_its_place(
+    world: World, keys: Any, relays: int
+) -> None:
+    world.registrar.set_client(keys[:1])
+    world.run(1)
+    later = world.new()
+    later.set_client(keys[1:3])
+    world.run(1)
+    later.set_client(keys[:relays])
+    world.run(1)
+    await world.registrar.close(withdraw=True)
+    assert (await world.stored()).client == ClientPart(tuple(keys[:relays]))
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_relay_that_stops_withdraws_its_half_of_what_its_client_has_published_since(
+    world: World, keys: Any
+) -> None:
+    relay = world.new()
+    relay.set_server(RELAY, 3)
+    world.run(1)
+    world.registrar.set_client(keys)
+    world.run(1)
+    await relay.close(withdraw=True)
+    entry = await world.stored()
+    assert (entry.server.available_connections, entry.client) == (0, ClientPart(tuple(keys)))
+
+
 @pytest_twisted.ensureDeferred
 async def test_a_relay_that_is_there_again_finds_its_client_half(world: World, keys: Any) -> None:
     relay = world.new()
