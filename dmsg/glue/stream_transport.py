@@ -301,8 +301,6 @@ class StreamTransport(ABC, Generic[S]):
         if self.disconnecting:
             self._tell_soon()
             return
-        if self._inbox.has_end:
-            self._inbox.pop()
         self._had_ended = self.state not in WRITABLE
         self.move(TransportState.ENDING)
         self._pump_soon()
@@ -421,7 +419,7 @@ class StreamTransport(ABC, Generic[S]):
         self._pump_scheduled = False
         if self.protocol is None and not self.disconnecting:
             return  # the data and the reason of the end wait for the protocol
-        while self._inbox and not self._paused:
+        while self._inbox and (not self._paused or (self.state is TransportState.ENDING and not self._inbox[0])):
             data = self._inbox.popleft()
             if data:
                 self._hand_over(data)
@@ -437,7 +435,7 @@ class StreamTransport(ABC, Generic[S]):
             self.move(TransportState.READ_ENDED)
         elif self.state is TransportState.WRITE_ENDED:
             self.move(TransportState.BOTH_ENDED)
-        else:
+        elif self.state is not TransportState.ENDING:
             return
         if IHalfCloseableProtocol.providedBy(self.protocol):
             self.guarded(cast(IHalfCloseableProtocol, self.protocol).readConnectionLost)

@@ -440,6 +440,25 @@ def test_what_came_before_the_end_comes_first() -> None:
     assert world.protocol.told == ["made", "data", "lost"]
 
 
+@pytest.mark.parametrize("kind", [Plain, Halved])
+@pytest.mark.parametrize("half", [["lose_write"], []], ids=["our half ended", "our half open"])
+def test_the_end_of_the_peer_s_half_is_told_although_all_is_over(kind: type[Plain], half: list[str]) -> None:
+    """The application has paused in front of it when the stream goes."""
+    for before in (["deliver"], []):
+        world = World(kind())
+        for event in ["attach", *half, "pause", *before, "peer_end", "over", "turn", *["resume"] * len(before), "turn"]:
+            getattr(world, event)()
+        told = ["read lost"] if kind is Halved else []
+        assert world.protocol.told == ["made", *["data"] * len(before), *told, "lost"]
+
+
+def test_an_application_that_does_not_read_what_came_is_not_told_that_it_was_all() -> None:
+    world = World(Halved())
+    for event in ("attach", "register_paused", "pause", "deliver", "peer_end", "over", "turn"):
+        getattr(world, event)()
+    assert world.protocol.told == ["made", "lost"]
+
+
 def test_what_comes_after_resuming_does_not_overtake_what_came_before() -> None:
     world = _in(TransportState.OPEN)
     world.pause()

@@ -171,6 +171,7 @@ async def test_once_both_ends_are_acknowledged_it_is_over_whatever_the_peer_read
         net.a.transport.resumeProducing()
         await net.over(net.a)
         assert net.clean() and net.a.received == pattern(1_000)
+        assert net.a.heard == ["write ended", "read ended after 1000", "lost"]
 
 
 @pytest.mark.parametrize("kind", [PullProducer, PushProducer])
