@@ -314,10 +314,10 @@ class _World(World):
         if others[1] not in (None, own_ids):
             assert self._told() == [(Ending.UNSUPPORTED, "server")] and len(self.news) == 1
             return
-        if own_ids and key is not None:
-            self._give(asking, key)
         if leg.open:
             assert key is not None and other.open and self.news[-1].asking is other
+            if own_ids:
+                self._give(asking, key)
             assert (leg.key, other.key) == (leg.key, key) and asking.legs[key] is other
             ends = self._told()
             assert not ends or (ends == [(Ending.BUSY, "server")] and full)

@@ -99,8 +99,10 @@ class Member(any_protocol.Member[Leg]):
         return next((leg for leg in self.legs.values() if leg.id == channel_id and leg.open), None)
 
     def free_id(self) -> int | None:
-        """An id that the relay may give to a channel of this client, or ``None``. Ids are used in rotation, and not again
-        before the last frames of the channel that had the id are sent; those in :attr:`late` last.
+        """An id that the relay may give to a channel of this client, or ``None``; it is free until :meth:`take_id`.
+
+        Ids are used in rotation, and not again before the last frames of the channel that had the id are sent; those in
+        :attr:`late` last.
         """
         leaving = {leg.id for leg in self.waiting if not leg.open}
 
@@ -109,15 +111,24 @@ class Member(any_protocol.Member[Leg]):
                 return False
             return bool(self.own_ids) or Leg.asking_key(channel_id) not in self.legs
 
+        channel_id = self._next_id
         for _ in range(_UPPER_IDS):
-            channel_id = self._next_id
-            self._next_id = channel_id - 1 if channel_id > _UPPER_IDS else LINK_IDS - 1
             if is_free(channel_id) and channel_id not in self.late:
                 return channel_id
+            channel_id = _below(channel_id)
         lower = [number for number in reversed(range(_UPPER_IDS)) if number not in self.late]
         # Where both sides share the ids, the client gives the lower ones itself.
         others = [*lower, *self.late] if self.own_ids else [*self.late, *lower]
-        found = next(filter(is_free, others), None)
-        if found is not None:
-            self.late.pop(found, None)
-        return found
+        return next(filter(is_free, others), None)
+
+    def take_id(self, channel_id: int) -> None:
+        """The relay gives ``channel_id``, which :meth:`free_id` told, to a channel."""
+        if channel_id in self.late:
+            del self.late[channel_id]
+        elif channel_id >= _UPPER_IDS:
+            self._next_id = _below(channel_id)
+
+
+def _below(channel_id: int) -> int:
+    """The upper id that is next in rotation."""
+    return channel_id - 1 if channel_id > _UPPER_IDS else LINK_IDS - 1

@@ -149,6 +149,7 @@ class Switch(any_protocol.Switch[Member, Leg]):
             member.send_control(member.layout.encode(CHANNEL_CLOSED, channel_id))
             events.append(RequestRefused(member, (Ending.BUSY if reason is None else reason).name.lower()))
             return
+        target.take_id(theirs)
         asked = Leg(target, theirs, initiator=False)
         if target.own_ids:
             asked.id = UNKNOWN_ID
@@ -199,6 +200,8 @@ class Switch(any_protocol.Switch[Member, Leg]):
         if key is None:
             self._end_both(leg, Ending.BUSY, events)
         elif self._accept(leg, events):
+            if own_ids:
+                asking.member.take_id(key)
             asking.rekey(key)
             answer = key.to_bytes(1, "big") + message if own_ids else message
             asking.member.send_control(asking.member.layout.encode(CHANNEL_OPENED, asking.id, answer))

@@ -716,6 +716,20 @@ def test_an_answer_for_which_there_is_no_place_any_more_is_busy(relay: MakeRelay
     check(net)
 
 
+def test_an_answer_for_which_there_is_no_place_takes_no_id(relay: MakeRelay) -> None:
+    net = relay(transports_per_connection=4)
+    victim, crowd, friend = (net.join(name, own_ids=True) for name in ("victim", "crowd", "friend"))
+    for number in range(3):
+        crowd.ask(victim, number)
+    events = [event for offer in victim.take() for event in victim.answer(offer.channel_id, offer.channel_id)]
+    assert ended(events) == [(Ending.BUSY, "server")]
+    friend.ask(crowd)
+    assert [said.channel_id for said in crowd.take() if said.kind == OPEN_CHANNEL] == [
+        253
+    ]  # behind those of two channels
+    check(net)
+
+
 def test_requests_have_rates(relay: MakeRelay) -> None:
     net = relay(request_burst=10, requests_per_s=1.0, pair_request_burst=3, pair_requests_per_s=1.0)
     alice, bob, carol = net.join("alice"), net.join("bob"), net.join("carol")
