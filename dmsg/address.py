@@ -212,6 +212,10 @@ class _KeyAsHost(str):
         """As of any text, but in IDNA it stays as it is, although no label of a name has 66 characters."""
         return super().encode("ascii" if encoding == "idna" else encoding, errors)
 
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        """A pickle has the text alone, which programs without this package can read, too."""
+        return str, (str(self),)
+
 
 @dataclass(frozen=True, slots=True)
 class DmsgAddress:

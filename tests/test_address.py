@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import pickle
+from copy import copy, deepcopy
 from typing import Any
 
 import pytest
@@ -189,3 +192,13 @@ def test_what_is_no_redis_url_is_refused_without_repeating_it(url: str) -> None:
     with pytest.raises(InvalidAddress) as caught:
         RedisAddress.parse(url)
     assert str(caught.value) == "a Redis URL is redis://host:port/db"
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_what_is_stored_of_a_host_is_plain_text(protocol: int) -> None:
+    """A program that reads it may not have this package."""
+    host = DmsgAddress(KEY).host
+    assert host == str(KEY) and host.encode("idna") == host.encode()
+    stored = pickle.dumps(host, protocol)
+    assert b"dmsg" not in stored
+    assert pickle.loads(stored) == copy(host) == deepcopy(host) == json.loads(json.dumps(host)) == host
