@@ -158,14 +158,18 @@ class Handlers:
             self._idle.fire(None)
 
     async def _answer(self, request: Request, respond: Respond, ends_at: float) -> None:
+        def tell(answer: Reply | Refusal) -> None:
+            # What a handler says when it is cancelled, because the request has expired, is for nobody.
+            if isinstance(answer, Reply) or self._stopped or self._clock.seconds() < ends_at:
+                respond(answer)
+
         try:
-            respond(await self._outcome(request))
+            tell(await self._outcome(request))
         except CancelledError:
-            if self._stopped or self._clock.seconds() < ends_at:  # otherwise the request has expired
-                respond(_FAILED)
+            tell(_FAILED)
         except Exception:  # a handler of the application may raise anything, and its caller is told
             _log.failure("a handler of the command {command} failed", command=request.command)
-            respond(_FAILED)
+            tell(_FAILED)
 
     async def _outcome(self, request: Request) -> Reply | Refusal:
         try:

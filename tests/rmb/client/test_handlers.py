@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import Clock
 
 from dmsg.rmb.client.config import RmbConfig
@@ -74,6 +74,28 @@ def test_a_handler_at_work_is_cancelled_in_its_time_and_the_next_begins(clock: C
     assert list(scene.working) == ["second"]
     assert scene.answers == {}
     scene.working["second"].callback(b"")
+
+
+@pytest.mark.parametrize("says", [Refusal(PeerCode.HANDLER_FAILED, "I was cancelled"), ValueError(), CancelledError()])
+def test_what_a_handler_says_of_a_request_that_has_expired_is_not_sent(
+    clock: Clock, logged_errors: Any, says: Exception
+) -> None:
+    class Says(Scene):
+        async def wait(self, request: Request) -> bytes:
+            try:
+                return await super().wait(request)
+            except CancelledError:
+                raise says from None
+
+    scene = Says(clock)
+    scene.ask("short", remaining_s=5)
+    scene.ask("long", remaining_s=20)
+    clock.advance(5)
+    assert list(scene.working) == ["long"] and scene.answers == {}
+    Deferred.fromCoroutine(scene.handlers.stop(1.0))
+    clock.advance(1.0)
+    assert scene.answers == {"long": PeerCode.HANDLER_FAILED}
+    logged_errors.flush(ValueError)
 
 
 def test_a_handler_that_holds_everything_up_until_its_time_is_over_keeps_no_place(clock: Clock) -> None:
