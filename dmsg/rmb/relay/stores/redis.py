@@ -141,7 +141,7 @@ class RedisQueues:
     async def _measure(self) -> None:
         """Measure how much memory the Redis uses, at most once a second."""
         now = self._reactor.seconds()
-        if self._measured_at is not None and now - self._measured_at < _MEMORY_EVERY_S:
+        if self._measured_at is not None and 0 <= now - self._measured_at < _MEMORY_EVERY_S:
             return
         self._measured_at = now
         self._measuring = True
