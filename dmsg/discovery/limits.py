@@ -30,7 +30,7 @@ class DiscoveryLimits(HttpLimits):
     post_rate_per_s: float | None = 50.0
     post_burst: float = 200.0
     #: New connections from one address. More are closed before anything is read. One costs 0.1 ms, and over TLS 1.4 ms. Clients
-    #: keep a connection for many requests, but a thousand clients may be behind one address.
+    #: keep four for many requests, but a thousand clients may be behind one address.
     connect_rate_per_s: float | None = 200.0
     connect_burst: float = 2_000.0
     #: GETs, and POSTs, from all addresses together: fewer than one core can answer.
