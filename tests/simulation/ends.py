@@ -322,9 +322,13 @@ class End(Protocol):
         return bool(self.fate.lost and self.fate.lost[0].check(ConnectionDone)) and not self.fate.aborted
 
     def _check_clean(self) -> None:
-        """An end that has not closed and is told of a clean end has received everything."""
-        if self.is_clean and not self.left and self.peer is not None and self.fate.received != self.peer.fate.written:
+        """An end that has not closed and is told of a clean end has received everything, and knows it if it can."""
+        if not self.is_clean or self.left:
+            return
+        if self.peer is not None and self.fate.received != self.peer.fate.written:
             self.violation(f"told a clean end, and has not all the peer wrote; {self.peer.told()}")
+        if self.sealed and self.habits.half_closeable and not self.fate.told_peer_ended:
+            self.violation("told a clean end, and not before that the peer had ended")
 
     def check_counts(self) -> None:
         """Unread data is counted, over any paths, and is no more than the peer may send."""
