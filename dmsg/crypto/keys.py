@@ -46,7 +46,8 @@ def _parse(raw: bytes) -> Any:
 class PublicKey:
     """A point of secp256k1 in its 33-byte compressed form: the name of an entity.
 
-    Hashable, comparable, immutable. ``bytes(key)`` is the wire form, ``str(key)`` 66 lower-case hex digits.
+    Hashable, comparable, immutable; can be copied and pickled. ``bytes(key)`` is the wire form, ``str(key)`` 66 lower-case
+    hex digits.
     """
 
     __slots__ = ("raw",)
@@ -112,8 +113,12 @@ class PublicKey:
     def __hash__(self) -> int:
         return hash(self.raw)
 
-    def __lt__(self, other: PublicKey) -> bool:
-        return self.raw < other.raw
+    def __lt__(self, other: object) -> bool:
+        return self.raw < other.raw if isinstance(other, PublicKey) else NotImplemented
+
+    def __reduce__(self) -> tuple[type[PublicKey], tuple[bytes]]:
+        """A copy, or a pickle, is made from the bytes, which are checked again."""
+        return PublicKey, (self.raw,)
 
     def verify(self, signature: bytes, message: bytes) -> None:
         """Raise ``InvalidSignature`` unless ``signature`` is this key's over SHA-256 of ``message``."""
@@ -195,8 +200,11 @@ class SecretKey:
     def sign(self, message: bytes, entropy: bytes = b"") -> bytes:
         """A 65-byte recoverable signature r ‖ s ‖ recovery id over SHA-256 of ``message``; s is always low.
 
-        The same message gets the same signature; 32 bytes of ``entropy`` give a different one.
+        The same message gets the same signature; 32 bytes of ``entropy`` give a different one. ``ValueError`` for any other
+        number of bytes.
         """
+        if len(entropy) not in (0, 32):
+            raise ValueError(f"entropy for a signature is 32 bytes, not {len(entropy)}")
         if self._signer is None:
             self._signer = coincurve.PrivateKey(self._raw)
         nonce = (ffi.NULL, ffi.new(_32_BYTES, entropy) if entropy else ffi.NULL)

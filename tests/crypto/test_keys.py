@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import grp
 import hashlib
 import os
+import pickle
 import pwd
 from collections.abc import Callable
 from pathlib import Path
@@ -76,6 +78,18 @@ def test_public_keys_are_values() -> None:
     assert bytes(key) == key.raw and str(key) == key.raw.hex()
     with pytest.raises(AttributeError):
         key.raw = b""
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_public_keys_can_be_copied_and_stored(protocol: int) -> None:
+    key = ALICE.public_key
+    assert pickle.loads(pickle.dumps(key, protocol)) == copy.copy(key) == copy.deepcopy([key])[0] == key
+
+
+def test_a_public_key_comes_neither_before_nor_after_anything_else() -> None:
+    for other in (str(ALICE.public_key), ALICE.public_key.raw, None):
+        with pytest.raises(TypeError):
+            assert ALICE.public_key < other
 
 
 # --- secret keys -----------------------------------------------------------------------------------------------------
@@ -183,6 +197,12 @@ def test_a_signature_with_entropy_is_another_one_of_the_same_key(message: bytes,
     assert signature != ALICE.sign(message) == ALICE.sign(message)
     assert int.from_bytes(signature[32:64], "big") <= ORDER // 2 and signature[64] <= 3
     assert recover(signature, message) == ALICE.public_key
+
+
+@pytest.mark.parametrize("size", [1, 31, 33, 64])
+def test_a_signature_takes_no_entropy_of_another_length(size: int) -> None:
+    with pytest.raises(ValueError, match=f"32 bytes, not {size}"):
+        ALICE.sign(b"message", bytes(size))
 
 
 @given(st.binary(min_size=60, max_size=70))
