@@ -67,7 +67,7 @@ class PinnedServer:
     @classmethod
     def parse(cls, text: str) -> PinnedServer:
         """Read ``pk@host:port`` or raise ``InvalidAddress``."""
-        key, at, address = text.partition("@")
+        key, at, address = text.partition("@") if isinstance(text, str) else ("", "", "")
         if not at:
             raise InvalidAddress("a pinned server is written pk@host:port")
         try:
@@ -168,7 +168,7 @@ def check_service_name(name: str) -> str:
     """Return ``name`` if it fits a service TLV (at most 255 bytes of UTF-8), else raise ``InvalidAddress``."""
     try:
         size = len(name.encode())
-    except UnicodeEncodeError:  # an argument that was not UTF-8
+    except (AttributeError, UnicodeEncodeError):  # bytes, or an argument that was not UTF-8
         raise InvalidAddress("a service name is Unicode text") from None
     if size > SERVICE_NAME_LIMIT_BYTES:
         raise InvalidAddress("a service name has at most 255 bytes")
@@ -194,9 +194,7 @@ def check_http_url(text: str) -> str:
         not usable
         or not text.isascii()
         or not text.isprintable()
-        or " " in text
-        or parts.query
-        or parts.fragment
+        or any(mark in text for mark in " ?#")  # also of a query or a fragment that is empty
         or parts.username is not None
     ):
         raise InvalidAddress("must be http://host:port")

@@ -18,6 +18,7 @@ from dmsg.address import (
     PinnedServer,
     RedisAddress,
     address_group,
+    check_http_url,
     check_service_name,
     is_global,
     network_group,
@@ -104,8 +105,10 @@ def test_pinned_servers() -> None:
     assert str(pinned) == text
 
 
-@pytest.mark.parametrize("text", ["", "localhost:80", "@localhost:80", "02@localhost:80", f"{SERVER}@", f"{SERVER}@x"])
-def test_no_pinned_servers(text: str) -> None:
+@pytest.mark.parametrize(
+    "text", ["", "localhost:80", "@localhost:80", "02@localhost:80", f"{SERVER}@", f"{SERVER}@x", None, b""]
+)
+def test_no_pinned_servers(text: Any) -> None:
     with pytest.raises(InvalidAddress):
         PinnedServer.parse(text)
 
@@ -117,10 +120,29 @@ def test_service_names_are_bounded_in_bytes() -> None:
         check_service_name("é" * 128)
 
 
-@pytest.mark.parametrize("name", ["\ud800", "a\udcff"])
-def test_a_service_name_that_no_peer_could_ask_for_is_refused(name: str) -> None:
+@pytest.mark.parametrize("name", ["\ud800", "a\udcff", b"chat", None])
+def test_a_service_name_that_no_peer_could_ask_for_is_refused(name: Any) -> None:
     with pytest.raises(InvalidAddress, match="Unicode"):
         check_service_name(name)
+
+
+@pytest.mark.parametrize("url", ["http://host:80", "https://host", "http://[::1]:80/path"])
+def test_urls_of_discoveries(url: str) -> None:
+    assert check_http_url(url) == check_http_url(f"{url}//") == url
+
+
+@pytest.mark.parametrize(
+    "url", ["host:80", "http://", "http://u@host", *[f"http://host:80{end}" for end in "?#"], None]
+)
+def test_urls_to_which_no_path_can_be_added_are_refused(url: Any) -> None:
+    """What is added after a ``?``, even an empty one, would be no path."""
+    with pytest.raises(InvalidAddress):
+        check_http_url(url)
+
+
+def test_ends_of_transports_can_be_copied_and_stored() -> None:
+    address = DmsgAddress(KEY, "chat", SERVER)
+    assert pickle.loads(pickle.dumps(address)) == copy(address) == deepcopy(address) == address
 
 
 def test_ends_of_transports_print_what_they_know() -> None:
