@@ -21,6 +21,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from dmsg.crypto.keys import Random
+from dmsg.errors import DmsgError
 from dmsg.glue.waiters import Waiters
 from dmsg.glue.websocket import connect_websocket
 from dmsg.interfaces import IEventLog
@@ -34,7 +35,6 @@ from dmsg.rmb.client.errors import (
     EncryptionFailed,
     EnvelopeTooLarge,
     NoEncryptionKey,
-    NoTwin,
     RegistryFailed,
     Stopped,
     TooMuchUnderWay,
@@ -45,7 +45,7 @@ from dmsg.rmb.client.introduction import Introduction
 from dmsg.rmb.client.record import SessionRecord
 from dmsg.rmb.client.relays import Again, Parcel, Relays
 from dmsg.rmb.core import errors as wrong
-from dmsg.rmb.core.acceptance import Receiver
+from dmsg.rmb.core.acceptance import Receiver, check_texts
 from dmsg.rmb.core.address import SessionAddress
 from dmsg.rmb.core.e2e import EncryptionKey
 from dmsg.rmb.core.keys import TwinKey
@@ -179,10 +179,18 @@ class Exchange:
         """Find our own twin in the registry, and publish our relays and encryption key if ``publish`` says so.
 
         The registry is asked until it answers. Publishing is awaited only if the registry does not have our key yet, because
-        others cannot write to us without it. Requests may be made before; they wait. Raises
-        :class:`~dmsg.rmb.client.errors.NoTwin`, or ``InvalidTwin`` for relays that cannot be published.
+        others cannot write to us without it. Requests may be made before; they wait, and fail with what this
+        raises: :class:`~dmsg.rmb.client.errors.NoTwin`, or ``InvalidTwin`` for relays that cannot be published.
         """
         self._stopped = False
+        try:
+            await self._find()
+        except DmsgError as error:
+            self._found.fail(error)
+            raise
+        self._found.fire(None)
+
+    async def _find(self) -> None:
         ours = EncryptionKey(self._key.secret)
         hosts = () if isinstance(self._publish, bool) else self._publish
         introduction = Introduction(
@@ -194,11 +202,7 @@ class Exchange:
             places=self.relays.places(),
             uniform=self._uniform,
         )
-        try:
-            twin = await introduction.find()
-        except NoTwin as error:
-            self._found.fail(error)
-            raise
+        twin = await introduction.find()
         self.address = self.address._replace(twin=twin.id)
         self._relay_names = frozenset(name.lower() for name in (*twin.relays, *hosts))
         self._is_published = twin.pk == ours.public_key
@@ -212,7 +216,6 @@ class Exchange:
         plain = self._allow_plain
         self._sender = Sender(self.address, self._key, encryption, self._random, allow_plain=plain)
         self._receiver = Receiver(self.address, encryption, self._is_awaited_of_relays, allow_plain=plain)
-        self._found.fire(None)
 
     def connect(self) -> None:
         """Begin to connect to the relays, which then send what they have stored for us. Call it after :meth:`find`."""
@@ -307,8 +310,12 @@ class Exchange:
         return self._answers.has_room
 
     def respond(self, request: Accepted, data: bytes, schema: str | None = None) -> None:
-        """Answer ``request`` with ``data``. Raises the same errors as :meth:`send` for an answer that cannot be sent."""
-        self._answer(request, response(request.envelope, data, schema, _lifetime_s(request.envelope)))
+        """Answer ``request`` with ``data``. Raises the same errors as :meth:`send` for an answer that cannot be sent, and
+        ``OverlongText`` for a ``schema`` that no receiver accepts.
+        """
+        answer = response(request.envelope, data, schema, _lifetime_s(request.envelope))
+        check_texts(answer)
+        self._answer(request, answer)
 
     def refuse(self, request: Accepted, code: int, text: str) -> None:
         """Answer ``request`` with an error; relays can read ``text``."""

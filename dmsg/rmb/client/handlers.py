@@ -42,7 +42,10 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A handler's answer with a MIME type: ``schema`` is that of ``data``."""
+    """A handler's answer with a MIME type: ``schema`` is that of ``data``.
+
+    With a ``schema`` of more than 255 bytes, which no receiver accepts, the command counts as failed.
+    """
 
     data: bytes
     schema: str | None = None

@@ -67,7 +67,8 @@ class RmbClient(Service):
     of our relays to be put into the registry, with our encryption key. ``True`` keeps the hosts that are there, or publishes
     those of ``relays`` if there are none; ``False`` publishes nothing. ``allow_plain`` sends unencrypted payloads to twins
     without a key, and accepts them from all twins. The caller opens and closes the registry. ``connect`` opens WebSockets; set
-    it for relays with a private certificate, otherwise it is :func:`~dmsg.glue.websocket.connect_websocket`.
+    it for relays with a private certificate, otherwise it is :func:`~dmsg.glue.websocket.connect_websocket`. Raises
+    ``ConfigError`` for another number of relays, and ``InvalidAddress`` for what is no URL of one.
     """
 
     def __init__(
@@ -115,7 +116,12 @@ class RmbClient(Service):
     # --- service -----------------------------------------------------------------------------------------------------
 
     def startService(self) -> None:
-        """Begin to connect."""
+        """Begin to connect; nothing happens if the client runs already.
+
+        May be called again once the Deferred of :meth:`stopService` has fired.
+        """
+        if self.running and self._failure is None:
+            return
         super().startService()  # type: ignore[no-untyped-call]
         self._is_ready, self._stopping, self._failure = False, False, None
         self._handlers.start()
@@ -149,8 +155,8 @@ class RmbClient(Service):
     def when_ready(self) -> Deferred[None]:
         """Fires once our twin is known, its key is published and a relay is connected.
 
-        Fails with :class:`~dmsg.rmb.client.errors.NoTwin` when there is no twin with our key, and with ``ClientStopped`` when
-        the client stops before, or has stopped.
+        Fails with :class:`~dmsg.rmb.client.errors.NoTwin` when there is no twin with our key, with ``InvalidTwin`` for hosts
+        that the registry cannot hold, and with ``ClientStopped`` when the client stops before, or has stopped.
         """
         return ensureDeferred(self._when_ready())
 
@@ -191,7 +197,10 @@ class RmbClient(Service):
         another relay; programs of this project recognise the duplicate and run ``command`` once. ``once`` prevents the second
         request, for public programs that must not run ``command`` twice.
 
-        It always ends in time: with an answer, or with a :class:`~dmsg.rmb.client.errors.CallError` that says why.
+        It always ends in time: with an answer, or with a :class:`~dmsg.rmb.client.errors.CallError` that says why. In a client
+        that cannot work it ends with the error of :meth:`when_ready`. Raises ``ValueError`` for a number, ``timeout`` or text
+        that no call can have, such as a text that is too long, and ``TypeError`` for ``data`` that is not ``bytes``.
+
         Cancelling forgets the call, and takes back a request that no relay has yet.
         """
         timeout_s = self.config.call_timeout_s if timeout is None else timeout
@@ -207,7 +216,7 @@ class RmbClient(Service):
             envelope.tags = tags
         try:
             check_texts(envelope)
-            if len((session or "").encode()) > MAX_CONNECTION_BYTES:
+            if len(envelope.destination.connection.encode()) > MAX_CONNECTION_BYTES:
                 raise OverlongText("session")
         except OverlongText as error:
             raise ValueError(f"the {error.field} is too long") from None
@@ -240,9 +249,14 @@ class RmbClient(Service):
         To answer with an error it raises :class:`~dmsg.rmb.client.errors.Refusal`. Other exceptions are logged, and the caller
         is told only that the command failed. The function is cancelled when the request expires.
 
+        Raises ``ValueError`` if ``command`` is served already.
+
         It gets each request once; a program that was started again may get one once more that it had before, with the same
         ``uid``, if the caller has lost a relay.
         """
+
+        if not isinstance(command, str):  # the function itself, under @client.service without a command
+            raise TypeError(f'a command is text, as in @client.service("greet"), not {command!r}')
 
         def add(handler: H) -> H:
             self._handlers.add(command, handler)

@@ -26,7 +26,8 @@ from dmsg.rmb.client.errors import (
 from dmsg.rmb.client.handlers import Reply, Request
 from dmsg.rmb.core.address import SessionAddress
 from dmsg.rmb.core.e2e import EncryptionKey
-from dmsg.rmb.core.errors import InvalidTwin, PeerCode
+from dmsg.rmb.core.errors import InvalidTwin, OverlongText, PeerCode
+from dmsg.rmb.core.limits import MAX_SCHEMA_BYTES
 from dmsg.rmb.twins.errors import RegistryError
 
 from .conftest import key_of
@@ -179,6 +180,38 @@ def test_an_answer_that_is_too_large_is_an_error(world: Any) -> None:
 
     with pytest.raises(CallRefused, match="too large"):
         world.result(caller.call(SERVICE, "large", timeout=5))
+
+
+def test_an_answer_that_no_receiver_accepts_is_a_failure(world: Any, logged_errors: Any) -> None:
+    _, service, caller = pair(world)
+
+    @service.service("wordy")
+    async def wordy(request: Request) -> Reply:
+        return Reply(b"", "x" * (MAX_SCHEMA_BYTES + int(request.data)))
+
+    assert len(world.result(caller.call(SERVICE, "wordy", b"0", timeout=5)).schema) == MAX_SCHEMA_BYTES
+    with pytest.raises(CallRefused, match="failed"):
+        world.result(caller.call(SERVICE, "wordy", b"1", timeout=5))
+    assert len(logged_errors.flush(OverlongText)) == 1
+
+
+def test_a_handler_needs_a_command(world: Any) -> None:
+    """``@client.service`` without a command would serve nothing."""
+    _, service, _ = pair(world)
+    with pytest.raises(TypeError, match="a command is text"):
+        service.service(echo)
+
+
+def test_a_client_that_is_started_twice_is_one(world: Any) -> None:
+    """As one that a program starts, and then gives to a parent that runs."""
+    relay, service, caller = pair(world)
+    service.startService()
+    world.settle()
+    assert len(relay.tokens) == 2
+    assert world.result(caller.call(SERVICE, "echo", b"hello", timeout=5)).data == b"hello"
+    world.result(service.stopService())
+    world.settle(100)
+    assert len(relay.tokens) == 2
 
 
 def test_a_command_is_served_once(world: Any) -> None:
@@ -460,6 +493,22 @@ def test_relays_no_registry_can_hold_are_told_at_the_start(world: Any, logged_er
     client = world.client(CALLER, world.relay(), publish=["under_score"])
     with pytest.raises(InvalidTwin):
         world.result(client.when_ready())
+    logged_errors.flush()
+
+
+def test_a_call_is_told_at_once_that_the_registry_cannot_hold_our_relays(world: Any, logged_errors: Any) -> None:
+    async def update(*_: object) -> None:
+        raise InvalidTwin("too many relays")
+
+    world.registry.update = update
+    world.registry.add(CALLER, with_key=False)
+    client = world.make(CALLER, world.relay())
+    world.registry.silent = True
+    client.startService()
+    early = ensureDeferred(client.call(SERVICE, "echo", timeout=5))
+    world.registry.release()
+    with pytest.raises(InvalidTwin):
+        world.result(early, 0)
     logged_errors.flush()
 
 
