@@ -91,7 +91,12 @@ class SignedSource(Generic[D]):
         return "" if self.error is None else self.error.reason
 
     def start(self) -> None:
-        """Read the location now, and regularly from now on."""
+        """Read the location now, and regularly from now on, until :meth:`stop`. Nothing happens if it does so already."""
+        if self._running is None and self._timer is None:
+            self._stopped = False
+            self._read_again()
+
+    def _read_again(self) -> None:
         self._timer = None
         self._running = Deferred.fromCoroutine(self.refresh())
         self._running.addErrback(self._unexpected).addCallback(self._again)
@@ -163,7 +168,7 @@ class SignedSource(Generic[D]):
         self._running = None
         if not self._stopped:
             pause_s = self._refresh_s if self.error is None else self._retry_s
-            self._timer = self._reactor.callLater(pause_s, self.start)
+            self._timer = self._reactor.callLater(pause_s, self._read_again)
 
     def _read_file(self) -> bytes:
         """The file, cut one byte after the most that a document may have. Raises ``DocumentError`` if it cannot be read."""

@@ -94,6 +94,24 @@ def test_a_bad_document_never_takes_the_place_of_a_good_one(harness: Harness, da
     assert harness.told == [(True, ""), (False, reason), (True, "")]
 
 
+@pytest_twisted.ensureDeferred
+async def test_a_source_that_is_started_again_reads_regularly_again(harness: Harness) -> None:
+    harness.write(signed(900, issued=NOW_S - 10))
+    assert harness.look() == 900
+    await harness.source.stop()
+    harness.clock.advance(2 * REFRESH_S)
+    assert harness.clock.getDelayedCalls() == []
+    harness.source.start()
+    harness.write(signed(800, issued=NOW_S - 5))
+    assert harness.look() == 800
+
+
+def test_a_source_that_is_started_twice_is_stopped_once(harness: Harness) -> None:
+    harness.source.start()
+    harness.source.start()
+    assert len(harness.clock.getDelayedCalls()) == 1
+
+
 def test_a_discovery_starts_without_its_file(harness: Harness) -> None:
     assert harness.look() == 500
     assert harness.source.problem == "unreadable"
