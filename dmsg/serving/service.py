@@ -132,10 +132,12 @@ class RelayService(Service, ABC):
     # --- service ---------------------------------------------------------------------------------------------------
 
     def startService(self) -> None:
-        """Listen, then register in discovery and keep the entry fresh.
+        """Listen, then register in discovery and keep the entry fresh. Nothing happens if the relay runs already.
 
-        Also again, once the Deferred of :meth:`stopService` has fired.
+        May be called again once the Deferred of :meth:`stopService` has fired.
         """
+        if self.running and self._start_error is None:
+            return
         super().startService()  # type: ignore[no-untyped-call]
         self._record.starts()
         self.port = self._start_error = None

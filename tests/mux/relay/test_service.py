@@ -52,6 +52,20 @@ async def test_a_relay_that_does_not_run_is_stopped_and_one_that_stops_is_stoppe
 
 
 @pytest_twisted.ensureDeferred
+async def test_a_relay_that_is_started_twice_goes_on():
+    """As one that a program starts, and then gives to a parent that runs."""
+    async with LocalNetwork(MemoryNetwork(), relays=1) as network:
+        [relay] = network.relays
+        port = await relay.listening()
+        relay.startService()
+        await network.settle()
+        assert await relay.listening() is port
+        alice, bob = await network.client(), await network.client()
+        bob.listen(Factory.forProtocol(Protocol))
+        await network.wait(alice.dial(bob.public_key))
+
+
+@pytest_twisted.ensureDeferred
 async def test_a_relay_that_is_started_again_is_listed_and_carries_again():
     memory = MemoryNetwork()
     async with LocalNetwork(memory, relays=0) as network:
