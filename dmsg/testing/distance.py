@@ -179,7 +179,7 @@ def simulate(
             options: dict[str, Any] = {"security": security, "config": config}
             sink = await network.client(link=figures.far, **options)
             source = await network.client(link=figures.near, **options)
-            pushers = [_Pusher(total_bytes // transports) for _ in range(transports if total_bytes else 0)]
+            pushers = [_Pusher((total_bytes + at) // transports) for at in range(transports if total_bytes else 0)]
             pinger = _Pinger(clock.seconds, figures, pings, pushers)
             ends: list[Protocol] = [pinger, *pushers] if pings else [*pushers]
             answers = iter([Echo() if end is pinger else (reader or _Sink)() for end in ends])

@@ -349,7 +349,11 @@ class LocalNetwork:
         return int(self.reactor.seconds() * 1e9)
 
     async def wait(self, awaitable: Awaitable[T]) -> T:
-        """The outcome of ``awaitable``. Moves a fake clock on until there is one, at most :data:`WAIT_LIMIT_S`."""
+        """The outcome of ``awaitable``. Moves a fake clock on until there is one, at most :data:`WAIT_LIMIT_S`.
+
+        If there is none by then, or nothing is left that could happen, ``awaitable`` is cancelled and ``AssertionError``
+        raised. On another reactor it waits without a limit.
+        """
         if not isinstance(self.reactor, MemoryNetwork):
             return await awaitable
         outcome: Deferred[T]

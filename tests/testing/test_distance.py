@@ -13,6 +13,10 @@ MBIT = 1e6
 QUARTER_S = 0.025
 
 
+def test_all_bytes_are_sent_also_if_they_cannot_be_divided():
+    assert simulate(total_bytes=10, transports=3).acked_bytes == 10
+
+
 @pytest.mark.parametrize("security", [Security.HOP, Security.E2E])
 def test_pings_alone_take_the_round_trip_of_the_path(security):
     figures = simulate(delay_s=QUARTER_S, bits_per_s=100 * MBIT, pings=20, security=security)
