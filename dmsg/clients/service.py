@@ -171,7 +171,11 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
         self.pool.start()
 
     def stopService(self) -> Deferred[None]:
-        """Withdraw from discovery, close every transport and every session; dials fail from then on."""
+        """Stop every port, withdraw from discovery, then close every transport and every session.
+
+        A dial may succeed until the transports are closed; later ones fail. A port listens again after another start only if
+        its ``startListening`` is called.
+        """
         super().stopService()  # type: ignore[no-untyped-call]
         return ensureDeferred(self._stop())
 
@@ -197,7 +201,9 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
             transport.abortConnection()
 
     def when_ready(self) -> Deferred[None]:
-        """Fires once ``min_servers`` sessions, or one if no number was asked for, are up and published.
+        """Fires once ``min_servers`` sessions, or one if no number or 0 was asked for, are up and published.
+
+        With ``min_servers=0`` that is while a dial has a session up: before, it waits.
 
         Fails with ``ClientStopped`` when the client stops before, or has stopped. Fails at once with ``ConfigError`` for a
         client that has no way to find a relay, or fewer servers than ``min_servers`` and no way to find others.
@@ -231,15 +237,17 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
     # --- dials and ports -------------------------------------------------------------------------------------------
 
     async def dial(self, target: PublicKey, service: str = "", *, timeout_s: float | None = None) -> T:
-        """An open transport to ``target`` with no protocol yet: ``attach`` one. Raises ``DialError``, and ``ValueError`` for a
-        ``timeout_s`` below 0.
+        """An open transport to ``target`` with no protocol yet: ``attach`` one. Raises ``DialError``, ``ValueError`` for a
+        ``timeout_s`` below 0, and ``TypeError`` for a ``target`` that is no ``PublicKey``.
 
         Data that the peer sends meanwhile is buffered. Cancelling undoes everything.
         """
         return await self.open(StreamRequest(target, service), service, timeout_s)
 
     async def connect(self, factory: IProtocolFactory, target: PublicKey, service: str = "", **how: Any) -> IProtocol:
-        """Dial and attach the protocol ``factory`` builds; ``how`` are further arguments of :meth:`dial`."""
+        """Dial and attach the protocol ``factory`` builds; ``how`` are further arguments of :meth:`dial`, which also says what
+        this raises. If the factory builds no protocol, ``DialError``; an error of the factory is raised as it is.
+        """
         transport = await self.dial(target, service, **how)
         try:
             protocol = factory.buildProtocol(cast(IAddress, transport.getPeer()))

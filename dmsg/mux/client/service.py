@@ -154,7 +154,9 @@ class DmsgClient(RelayClient[ServerSession, OpenedPath[ServerSession], DmsgTrans
     ) -> DmsgTransport:
         """An open transport to ``target`` with no protocol yet: ``attach`` one. Raises ``DialError``.
 
-        Data that the peer sends before that waits. ``security`` is the client's unless given. Cancelling undoes everything.
+        Data that the peer sends before that waits. ``security`` is the client's unless given. ``timeout_s`` is in seconds.
+        Cancelling undoes everything. Wrong arguments raise ``ValueError`` (``InvalidAddress`` for a service name), or
+        ``TypeError`` for a ``target`` that is no ``PublicKey``.
         """
         chosen = Security(security) if security else self.security
         return await self.open(DialRequest(target, check_service_name(service), chosen), service, timeout_s)
@@ -168,7 +170,8 @@ class DmsgClient(RelayClient[ServerSession, OpenedPath[ServerSession], DmsgTrans
         limits: ListenerLimits | None = None,
         security: Security | None = None,
     ) -> DmsgPort:
-        """Accept transports for ``service`` ("" is the default one). Raises ``CannotListenError`` if that is taken.
+        """Accept transports for ``service`` ("" is the default one). Raises ``CannotListenError`` if that is taken,
+        ``InvalidAddress`` for a name that is too long, and ``TypeError`` for a ``policy`` that is none.
 
         ``limits`` and ``security`` come from the client unless given, with one exception: with a ``policy``, a client's
         ``PREFER`` becomes ``E2E`` unless ``PREFER`` is given here, since in the clear a key is only the relay's word.
