@@ -116,7 +116,11 @@ class StreamTransport(ABC, Generic[S]):
         """The address of this end."""
 
     def write(self, data: bytes) -> None:
-        """Send ``data``; everything written in one turn of the reactor goes out together."""
+        """Send ``data``, anything that holds bytes; everything written in one turn of the reactor goes out together.
+
+        Does nothing after :meth:`loseConnection`. When more than ``pending_limit_bytes`` (64 MiB by default) wait to be sent,
+        even from a single write, the transport ends with :class:`TransportLost`: more is for a producer, which pauses.
+        """
         if not isinstance(data, bytes):
             data = bytes(memoryview(data))  # bytes(3) would be three zeros; memoryview(3) raises
         if not data:
@@ -161,7 +165,7 @@ class StreamTransport(ABC, Generic[S]):
     # --- deadlines -------------------------------------------------------------------------------------------------
 
     def set_deadline(self, at_s: float | None) -> None:
-        """Set both deadlines: an absolute time on the transport's clock, or ``None`` for none."""
+        """Set both deadlines: an absolute time on the client's reactor (``seconds()``), or ``None`` for none."""
         self.set_read_deadline(at_s)
         self.set_write_deadline(at_s)
 
@@ -242,7 +246,10 @@ class StreamTransport(ABC, Generic[S]):
     # --- from the owner of the connection --------------------------------------------------------------------------
 
     def attach(self, protocol: IProtocol) -> None:
-        """Connect ``protocol``: ``connectionMade`` now, then the data that has come already, then the end if there was one."""
+        """Connect ``protocol``: ``connectionMade`` now, then the data that has come already, then the end if there was one.
+
+        It takes the place of an earlier protocol, which is told nothing more.
+        """
         self.protocol = protocol
         self.guarded(protocol.makeConnection, self)
         if self.state is TransportState.ENDED:
