@@ -8,8 +8,8 @@ from typing import Protocol as TypingProtocol
 
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
-#: A closing transport is cut off when its peer has acknowledged nothing for this many seconds. A transport that is over
-#: waits as long for an application that has more to write and reads nothing.
+#: A transport that closes, or whose halves have both ended, is cut off when its peer has acknowledged nothing for this many
+#: seconds. A transport that is over waits as long for an application that has more to write and reads nothing.
 LINGER_S: Final = 60.0
 
 
@@ -36,7 +36,7 @@ class Watched(TypingProtocol):
         """A deadline has passed; ``what`` says for people which one."""
 
     def linger_over(self) -> None:
-        """The peer has acknowledged nothing since the close for :data:`LINGER_S`."""
+        """The peer has acknowledged nothing for :data:`LINGER_S`, although this side has nothing more to write."""
 
     @property
     def unread_bytes(self) -> int:

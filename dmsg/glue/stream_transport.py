@@ -186,7 +186,7 @@ class StreamTransport(ABC, Generic[S]):
         """End the transport, because the deadline that ``what`` names has passed."""
 
     def linger_over(self) -> None:
-        """The peer has acknowledged nothing of what was written before the close for too long."""
+        """The peer has acknowledged nothing for too long since the close, or since both halves have ended."""
         if self.state not in OVER:
             self.deadline_exceeded("the peer took nothing of what was written before the close")
 
@@ -321,6 +321,7 @@ class StreamTransport(ABC, Generic[S]):
             self.move(TransportState.WRITE_ENDED)
         elif self.state is TransportState.READ_ENDED:
             self.move(TransportState.BOTH_ENDED)
+            self._deadlines.linger(self)
         else:
             return
         end_stream()
@@ -446,8 +447,10 @@ class StreamTransport(ABC, Generic[S]):
             return
         if IHalfCloseableProtocol.providedBy(self.protocol):
             self.guarded(cast(IHalfCloseableProtocol, self.protocol).readConnectionLost)
-            if self.state is TransportState.BOTH_ENDED and self._peer_has_all:  # else end_acked() comes, as for a half
+            if self.state is TransportState.BOTH_ENDED and self._peer_has_all:
                 self.loseConnection()
+            elif self.state is TransportState.BOTH_ENDED:
+                self._deadlines.linger(self)  # until end_acked() comes
         elif self.producer is not None and self.state in WRITABLE:
             # the rest of the producer's data is cut off, and must not look complete to the peer
             self._abort(Failure(ConnectionDone()), AbortReason.APPLICATION)

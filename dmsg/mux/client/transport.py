@@ -116,7 +116,7 @@ class DmsgTransport(RelayTransport[Stream], StreamOwner):
         """See :meth:`~dmsg.glue.stream_transport.StreamTransport.linger_over`."""
         if self.detached:
             self._deadlines.linger(self)
-        elif self.state is TransportState.CLOSING:
+        elif self.state in (TransportState.CLOSING, TransportState.BOTH_ENDED):
             super().linger_over()
         elif self.stream.state is not StreamState.CLOSED:  # the application was told; the peer never ended its side
             self._carrier.connection.abort(self.stream)

@@ -16,7 +16,7 @@ from dmsg.glue.stream_transport import TransportLost
 from dmsg.mux.client.service import ClientConfig
 from dmsg.mux.core.e2e_handshake import CONFIRM_TIMEOUT_S
 from dmsg.mux.core.e2e_negotiation import Security
-from dmsg.mux.core.errors import Unsupported
+from dmsg.mux.core.errors import DeadlineExceeded, Unsupported
 from dmsg.mux.core.wire import ACCEPT, ACK, CLOSE, FWD, REQUEST, CloseReason
 from dmsg.testing.hostile import RelayFrame, drop
 from dmsg.testing.probes import ConformanceProtocol, PullProducer, PushProducer, pattern
@@ -48,6 +48,14 @@ class Half(ConformanceProtocol):
     def connectionLost(self, reason: Any = None) -> None:
         self.heard.append("lost")
         super().connectionLost(reason)
+
+
+class Sipping(Half):
+    """Pauses after each piece of data."""
+
+    def dataReceived(self, data: bytes) -> None:
+        super().dataReceived(data)
+        self.transport.pauseProducing()
 
 
 class Net(AliceAndBob):
@@ -172,6 +180,40 @@ async def test_once_both_ends_are_acknowledged_it_is_over_whatever_the_peer_read
         await net.over(net.a)
         assert net.clean() and net.a.received == pattern(1_000)
         assert net.a.heard == ["write ended", "read ended after 1000", "lost"]
+
+
+@pytest.mark.parametrize("ours", ["first", "when told", "later"])
+@sync
+async def test_when_both_halves_have_ended_a_peer_that_reads_nothing_is_not_waited_for_for_ever(ours: str) -> None:
+    """As after a close: within a minute, but not while a slow reader goes on."""
+    async with Net(b=Sipping) as net:
+        net.b.transport.pauseProducing()
+
+        def end_ours() -> None:
+            net.a.transport.write(pattern(10 * SIZE))
+            net.a.transport.loseWriteConnection()
+
+        if ours == "first":
+            end_ours()
+        elif ours == "when told":
+            net.a.on_read_end = end_ours
+        net.b.transport.loseWriteConnection()
+        await net.wait(net.a.when(lambda: net.a.heard))
+        if ours == "later":
+            end_ours()
+        for _ in range(2):
+            await net.settle()
+            net.reactor.advance(50.0)
+            assert not net.a.lost
+            acked_bytes = net.a.transport.stream.acked_bytes
+            while net.a.transport.stream.acked_bytes == acked_bytes:
+                net.b.transport.resumeProducing()
+                await net.settle()
+        assert net.a.heard == ["read ended after 0"]
+        await net.settle()
+        net.reactor.advance(120.0)
+        await net.wait(net.a.when_lost())
+        assert isinstance(net.a.lost[0].value.cause, DeadlineExceeded)
 
 
 @pytest.mark.parametrize("kind", [PullProducer, PushProducer])
@@ -371,6 +413,7 @@ async def test_a_peer_that_went_on_and_then_gave_up_has_not_taken_what_it_never_
         await net.settle()
         for kind in (FWD, ACK):
             net.relay.rule(drop, kind=kind, to=net.bob.public_key, times=None)
+        net.reactor.advance(30.0)  # he loses patience before she does
         net.a.transport.write(pattern(50))
         net.a.transport.loseWriteConnection()
         await net.over(net.a)
