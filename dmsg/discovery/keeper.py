@@ -133,8 +133,9 @@ class EntryKeeper:
         self._waiters: Waiters[None] = Waiters()
         #: The last post, also one without an answer: discovery may have it.
         self._posted: Entry | None = None
-        #: What this program published last, once it withdraws that.
-        self._withdrawn: Entry | None = None
+        #: What this program has published, while it withdraws that: the newest entry that discovery is known to have, and the
+        #: last post, of which that is not known.
+        self._withdrawn: list[Entry] = []
         self._closed = False
 
     def want(self, wanted: WantedEntry) -> None:
@@ -169,7 +170,7 @@ class EntryKeeper:
         self._waiters.fail(DiscoveryUnavailable("the registrar was closed"))
         mine = [one for one in (self.entry, self._posted) if one is not None]
         if withdraw and mine:
-            self._withdrawn = max(mine, key=lambda one: one.timestamp)
+            self._withdrawn = mine
             self._entry_wanted = self._entry_wanted.withdrawn()
             try:
                 withdrawing = Deferred.fromCoroutine(self._publish(refresh=False))
@@ -178,6 +179,8 @@ class EntryKeeper:
                 raise
             except Exception as error:
                 self._log.warn("the entry was not withdrawn: {error}", error=error)
+            finally:
+                self._withdrawn = []
 
     def reopen(self) -> None:
         """Go on after :meth:`close` with the wanted entry; nothing happens unless it was closed."""
@@ -291,15 +294,15 @@ class EntryKeeper:
     def _is_replaced(self, found: Entry) -> bool:
         """Whether ``found`` is of a program that has taken this one's place, and not only of one with the other half."""
         mine, has_client = self._withdrawn, isinstance(self._entry_wanted.client, ClientPart)
-        if mine is None or found.timestamp <= mine.timestamp:
+        if any(found.timestamp <= one.timestamp for one in mine):
             return False
-        if has_client and found.client != mine.client:
+        if has_client and all(found.client != one.client for one in mine):
             return True
-        if self._has_server and not is_same_server(found.server, mine.server):
+        if self._has_server and not any(is_same_server(found.server, one.server) for one in mine):
             return True
         # It is as this program left it. Another one posts that together with the half that is its own.
-        other_client = not has_client and (found.client or mine.client) is not None
-        other_server = not self._has_server and (found.server or mine.server) is not None
+        other_client = not has_client and any(one.client is not None for one in (found, *mine))
+        other_server = not self._has_server and any(one.server is not None for one in (found, *mine))
         return not (other_client or other_server)
 
     def _is_to_be_renewed(self, found: Entry) -> bool:

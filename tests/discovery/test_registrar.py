@@ -412,6 +412,38 @@ async def test_a_relay_that_stops_withdraws_its_half_of_what_its_client_has_publ
     assert (entry.server.available_connections, entry.client) == (0, ClientPart(tuple(keys)))
 
 
+@pytest.mark.parametrize("stops", ["relay", "client"])
+@pytest_twisted.ensureDeferred
+async def test_what_stops_withdraws_its_half_though_its_last_post_has_failed_and_the_other_half_was_posted_since(
+    world: World, keys: Any, stops: str
+) -> None:
+    relay = world.new()
+    relay.set_server(RELAY, 3)
+    world.run(1)
+    world.registrar.set_client(keys[:1])
+    world.run(1)
+    stopping = relay if stops == "relay" else world.registrar
+
+    def trouble(call: str, what: Any) -> None:
+        raise DiscoveryUnavailable
+
+    def change(who: EntryRegistrar) -> None:
+        if who is relay:
+            relay.set_server(RELAY, 2)
+        else:
+            world.registrar.set_client(keys[:2])
+        world.run(0.3)
+
+    world.discovery.trouble = trouble
+    change(stopping)
+    world.discovery.trouble = lambda call, what: None
+    change(world.registrar if stopping is relay else relay)
+    await stopping.close(withdraw=True)
+    entry = await world.stored()
+    expected = (0, ClientPart(tuple(keys[:2]))) if stopping is relay else (2, ClientPart(()))
+    assert (entry.server.available_connections, entry.client) == expected
+
+
 @pytest_twisted.ensureDeferred
 async def test_a_relay_that_is_there_again_finds_its_client_half(world: World, keys: Any) -> None:
     relay = world.new()
