@@ -144,11 +144,11 @@ def _attach(transport: Transport, factory: IProtocolFactory, connecting: Deferre
     transport.on_over = over
     try:
         protocol = factory.buildProtocol(transport.getPeer())
-        if protocol is None:
-            raise NoProtocol
         if not connecting.called:
+            if protocol is None:
+                raise NoProtocol
             transport.attach(protocol)
-        if connecting.called:
+        if protocol is None or connecting.called:
             raise CancelledError
     except BaseException:
         transport.abortConnection()

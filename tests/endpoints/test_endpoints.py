@@ -244,7 +244,7 @@ async def test_a_cancelled_connect_takes_its_request_back(reactor):
         await port.stopListening()
 
 
-@pytest.mark.parametrize("where", ["buildProtocol", "connectionMade"])
+@pytest.mark.parametrize("where", ["buildProtocol", "buildProtocol, which makes none", "connectionMade"])
 @pytest_twisted.ensureDeferred
 async def test_a_connect_is_cancelled_while_its_protocol_is_made(reactor, where):
     class Undecided(Talk):
@@ -257,9 +257,9 @@ async def test_a_connect_is_cancelled_while_its_protocol_is_made(reactor, where)
         noisy = False
 
         def buildProtocol(self, addr):
-            if where == "buildProtocol":
+            if where != "connectionMade":
                 connecting.cancel()
-            return talk
+            return talk if "none" not in where else None
 
     async with LocalNetwork(reactor, relays=1) as network:
         alice, bob = await network.client(), await network.client()
@@ -271,10 +271,10 @@ async def test_a_connect_is_cancelled_while_its_protocol_is_made(reactor, where)
         await network.settle()
         assert not list(alice.transports)
         assert factory.numPorts == 0
-        if where == "buildProtocol":
-            assert talk.transport is None
-        else:
+        if where == "connectionMade":
             await talk.over
+        else:
+            assert talk.transport is None
 
 
 @pytest_twisted.ensureDeferred
