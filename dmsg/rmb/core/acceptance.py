@@ -105,14 +105,14 @@ class SeenMessages:
         while self._seconds and self._seconds[0] <= now:
             ended = self._ends[self._seconds[0]]
             if ended:
-                self._forget(next(reversed(ended)))
+                self._forget(ended.popitem()[0])  # not the first one: that walks over those forgotten before
                 return
             del self._ends[heappop(self._seconds)]
 
     def _forget(self, message: _Message) -> None:
         twin = message[0]
         seen = self._twins[twin]
-        del self._ends[ceil(seen.pop(message))][message]
+        self._ends[ceil(seen.pop(message))].pop(message, None)
         if not seen:
             del self._twins[twin]
         self._tally.remove(twin)
