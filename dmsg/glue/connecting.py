@@ -19,6 +19,7 @@ class NamedHost(HostnameEndpoint):
     """Connects to a host by its name, as Twisted's endpoint does, and also where the name has a ``_``.
 
     Twisted takes a name of ASCII for one of IDNA, which allows no such names. Resolvers know them, and containers have them.
+    Twisted's TLS takes none.
     """
 
     @staticmethod
