@@ -267,6 +267,7 @@ class EntryKeeper:
             if base is None:
                 base = await self._fetch()
                 if self._closed and (self._is_replaced(base.found) if base.found else self.entry is None):
+                    self.entry = None  # another program may post and withdraw what it likes until this one goes on
                     return  # there is nothing to withdraw
                 if base.found is not None and self._is_as_wanted(base.found) and not refresh:
                     self._note_published(base.found)

@@ -398,6 +398,29 @@ async def test_a_client_that_stops_leaves_the_entry_of_the_one_that_runs_in_its_
     assert (await world.stored()).client == ClientPart(tuple(keys[:relays]))
 
 
+@pytest.mark.parametrize("relays", [1, 2])
+@pytest_twisted.ensureDeferred
+async def test_a_client_that_left_the_entry_alone_publishes_its_own_again_when_it_goes_on(
+    world: World, keys: Any, relays: int
+) -> None:
+    world.registrar.set_client(keys[:1])
+    world.run(1)
+    later = world.new()
+    later.set_client(keys[1:3])
+    world.run(1)
+    later.set_client(keys[:relays])
+    world.run(1)
+    await world.registrar.close(withdraw=True)
+    await later.close(withdraw=True)
+    assert (await world.stored()).client == ClientPart(())
+    world.registrar.reopen()
+    world.registrar.set_client(keys[:1])
+    published = defer.Deferred.fromCoroutine(world.registrar.published())
+    world.run(1)
+    await published
+    assert (await world.stored()).client == ClientPart(tuple(keys[:1]))
+
+
 @pytest_twisted.ensureDeferred
 async def test_a_relay_that_stops_withdraws_its_half_of_what_its_client_has_published_since(
     world: World, keys: Any
