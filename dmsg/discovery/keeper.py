@@ -260,7 +260,7 @@ class EntryKeeper:
         base = None if self.entry is None else self._after(self.entry)
         if refresh and not self._has_server:
             base, refresh = None, False
-        elif self.entry is not None and self._is_as_wanted(self.entry) and not refresh:
+        elif not refresh and self._has_wanted:
             return  # it was changed and changed back
         restart: _Base | None = None
         for _ in range(ATTEMPTS):
@@ -375,6 +375,14 @@ class EntryKeeper:
     @property
     def _has_server(self) -> bool:
         return isinstance(self._entry_wanted.server, ServerPart)
+
+    @property
+    def _has_wanted(self) -> bool:
+        """Whether discovery has the wanted entry, and can have no later post of ours whose answer was lost."""
+        entry, posted = self.entry, self._posted
+        if entry is None or not self._is_as_wanted(entry):
+            return False
+        return posted is None or posted.timestamp <= entry.timestamp
 
     def _is_as_wanted(self, found: Entry) -> bool:
         return self._entry_wanted.is_met_by(found)

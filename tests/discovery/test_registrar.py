@@ -137,6 +137,28 @@ async def test_a_first_entry(world: World, keys: Any) -> None:
     assert [call for call, _ in world.discovery.calls] == ["get", "post"]
 
 
+@pytest.mark.parametrize("is_stored", [True, False])
+@pytest_twisted.ensureDeferred
+async def test_what_is_changed_and_changed_back_is_published_again_when_a_post_had_no_answer(
+    world: World, keys: Any, is_stored: bool
+) -> None:
+    world.registrar.set_client(keys[:1])
+    world.run(1)
+
+    def trouble(call: str, what: Any) -> None:
+        if call == "post":
+            world.discovery.trouble = world.discovery.after = lambda call, what: None
+            raise DiscoveryUnavailable
+
+    setattr(world.discovery, "after" if is_stored else "trouble", trouble)
+    world.registrar.set_client(keys[:2])
+    world.run(0.3)
+    world.registrar.set_client(keys[:1])
+    world.run(3)
+    await world.registrar.published()
+    assert (await world.stored()).client == ClientPart(tuple(keys[:1]))
+
+
 @pytest_twisted.ensureDeferred
 async def test_changes_are_gathered_and_no_change_is_none(world: World, keys: Any) -> None:
     for n in range(1, 4):
