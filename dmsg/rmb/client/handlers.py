@@ -103,8 +103,9 @@ class Handlers:
             self._work(request, respond, ends_at)
             return
         size = len(request.data) + _OVERHEAD_BYTES
-        for _, answer, _ in self._waiting.put(request.source.twin, (request, respond, ends_at), size):
-            answer(_BUSY)
+        for _, answer, until in self._waiting.put(request.source.twin, (request, respond, ends_at), size):
+            if until > self._clock.seconds():
+                answer(_BUSY)
         self.go_on()
 
     def start(self) -> None:
@@ -124,7 +125,8 @@ class Handlers:
         """Refuse waiting requests, give running handlers ``patience_s`` to end, then cancel them."""
         self._stopped = True
         while (one := self._waiting.take()) is not None:
-            one[1](_BUSY)
+            if one[2] > self._clock.seconds():
+                one[1](_BUSY)
         if self._working:
             await self._idle.wait_at_most(patience_s, self._clock)
         for work in list(self._working):

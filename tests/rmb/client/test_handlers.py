@@ -127,6 +127,23 @@ def test_bytes_that_wait_are_bounded(clock: Clock) -> None:
     assert scene.answers["small"] == b""
 
 
+def test_what_waits_and_has_expired_is_not_refused_any_more(clock: Clock) -> None:
+    scene = Scene(clock, handlers=1, waiting_requests=2)
+    scene.ask("first", twin=1, remaining_s=50)
+    scene.ask("displaced", twin=2, remaining_s=5)
+    scene.ask("waiting", twin=2, remaining_s=5)
+    clock.advance(6)
+    scene.ask("next", twin=3, remaining_s=50)
+    scene.ask("last", twin=3, remaining_s=50)
+    Deferred.fromCoroutine(scene.handlers.stop(0.0))
+    clock.advance(1)
+    assert scene.answers == {
+        "first": PeerCode.HANDLER_FAILED,
+        "next": PeerCode.BUSY,
+        "last": PeerCode.BUSY,
+    }
+
+
 def test_at_the_end_what_waits_is_refused_and_what_works_gets_a_moment(clock: Clock) -> None:
     scene = Scene(clock, handlers=2)
     scene.ask("quick", twin=1)
