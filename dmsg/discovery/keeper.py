@@ -125,16 +125,17 @@ class EntryKeeper:
         self._events: Any = events
         self._entry_wanted = WantedEntry()
         self._last_timestamp = 0
-        #: When to post the entry again although nothing has changed, on `clock`; `None` before it is known.
-        self._renew_at_s: float | None = None
+        #: When to post the entry again although nothing has changed, on `clock`. An entry of an earlier process is posted at
+        #: once: that process may still run, and leaves the entry alone when it stops.
+        self._renew_at_s = float("-inf")
         self._wanted = self._done = 0
         self._timer: Any = None
         self._running: Deferred[None] | None = None
         self._waiters: Waiters[None] = Waiters()
-        #: The last post, also one without an answer: discovery may have it.
+        #: The last post, also one without an answer: discovery may have it; and the last that discovery is known to have taken.
         self._posted: Entry | None = None
-        #: What this program has published, while it withdraws that: the newest entry that discovery is known to have, and the
-        #: last post, of which that is not known.
+        self._taken: Entry | None = None
+        #: These two, while this program withdraws what it has published.
         self._withdrawn: list[Entry] = []
         self._closed = False
 
@@ -168,7 +169,7 @@ class EntryKeeper:
         if self._running is not None:
             self._running.cancel()
         self._waiters.fail(DiscoveryUnavailable("the registrar was closed"))
-        mine = [one for one in (self.entry, self._posted) if one is not None]
+        mine = [one for one in (self._taken, self._posted) if one is not None]
         if withdraw and mine:
             self._withdrawn = mine
             self._entry_wanted = self._entry_wanted.withdrawn()
@@ -257,7 +258,9 @@ class EntryKeeper:
         ``refresh`` means that nothing has changed since the last time. Then server halves are posted anyway; other entries
         are checked, and posted when the last post was long ago.
         """
-        base = None if self.entry is None else self._after(self.entry)
+        # While it withdraws, another program's entry may be that of its successor.
+        is_others = self._closed and self.entry != self._taken
+        base = None if self.entry is None or is_others else self._after(self.entry)
         if refresh and not self._has_server:
             base, refresh = None, False
         elif not refresh and self._has_wanted:
@@ -271,7 +274,7 @@ class EntryKeeper:
                     return  # there is nothing to withdraw
                 if base.found is not None and self._is_as_wanted(base.found) and not refresh:
                     self._note_published(base.found)
-                    if not self._has_server and not self._is_to_be_renewed(base.found):
+                    if not self._has_server and self._clock.seconds() < self._renew_at_s:
                         return
                     refresh = True  # the entry may be about to expire, which only a post prevents
             entry = self._next_entry(base)
@@ -288,7 +291,6 @@ class EntryKeeper:
                 base = None
             else:
                 self._note_published(entry)
-                self._renew_in(self._pace.client_refresh_s)
                 return
         raise DiscoveryUnavailable("the entry keeps changing while it is being updated")
 
@@ -305,14 +307,6 @@ class EntryKeeper:
         other_client = not has_client and any(one.client is not None for one in (found, *mine))
         other_server = not self._has_server and any(one.server is not None for one in (found, *mine))
         return not (other_client or other_server)
-
-    def _is_to_be_renewed(self, found: Entry) -> bool:
-        if self._renew_at_s is None:
-            # Posted by an earlier process with this key, maybe by another clock.
-            age_s = (self._now_ns() - found.timestamp) / 1e9
-            self._renew_in(self._pace.client_refresh_s - age_s if 0 <= age_s < self._pace.client_refresh_s else 0.0)
-        assert self._renew_at_s is not None
-        return self._clock.seconds() >= self._renew_at_s
 
     def _renew_in(self, delay_s: float) -> None:
         self._renew_at_s = self._clock.seconds() + delay_s * (0.75 + self._random.random() / 4)
@@ -402,3 +396,6 @@ class EntryKeeper:
     def _note_published(self, entry: Entry) -> None:
         self.entry = entry
         self._last_timestamp = max(self._last_timestamp, entry.timestamp)
+        if entry == self._posted != self._taken:
+            self._taken = entry
+            self._renew_in(self._pace.client_refresh_s)
