@@ -94,7 +94,7 @@ class EntryKeeper:
     """Keeps the entry of ``secret_key``'s public key in ``discovery`` as :meth:`want` last said.
 
     ``clock`` drives pauses, ``now_ns()`` (Unix time in nanoseconds) gives timestamps, ``random`` spreads retries.
-    ``events`` gets an :class:`~dmsg.eventlog.schema.EntryPublished` for every POST, and where it did not come to that.
+    ``events`` gets an :class:`~dmsg.eventlog.schema.EntryPublished` for every POST, and for every failed GET before one.
     """
 
     _log = Logger()

@@ -101,8 +101,8 @@ class EntryRegistrar(EntryPublisher):
     uses the registrar itself, which is a publisher, too, and promises ``version``.
 
     ``clock`` (``IReactorTime``) drives pauses, ``now_ns()`` (Unix time in nanoseconds) gives timestamps, ``random``
-    spreads retries. ``events`` gets an :class:`~dmsg.eventlog.schema.EntryPublished` for every POST, and where it did not come
-    to that.
+    spreads retries. ``events`` gets an :class:`~dmsg.eventlog.schema.EntryPublished` for every POST, and for every failed GET
+    before one.
     """
 
     def __init__(

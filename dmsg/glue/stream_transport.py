@@ -447,10 +447,11 @@ class StreamTransport(ABC, Generic[S]):
             return
         if IHalfCloseableProtocol.providedBy(self.protocol):
             self.guarded(cast(IHalfCloseableProtocol, self.protocol).readConnectionLost)
-            if self.state is TransportState.BOTH_ENDED and self._peer_has_all:
-                self.loseConnection()
-            elif self.state is TransportState.BOTH_ENDED:
-                self._deadlines.linger(self)  # until end_acked() comes
+            if self.state is TransportState.BOTH_ENDED:
+                if self._peer_has_all:
+                    self.loseConnection()
+                else:
+                    self._deadlines.linger(self)  # until end_acked() comes
         elif self.producer is not None and self.state in WRITABLE:
             # the rest of the producer's data is cut off, and must not look complete to the peer
             self._abort(Failure(ConnectionDone()), AbortReason.APPLICATION)

@@ -203,14 +203,9 @@ class HttpCaller:
         clock: Any = self._clock  # treq would use the global reactor otherwise
 
         async def exchange() -> tuple[int, Headers, bytes]:
+            where = _Url.from_text(url)
             response = await self._http.request(
-                method,
-                _Url.from_text(url),
-                headers=sent,
-                data=body,
-                allow_redirects=False,
-                unbuffered=True,
-                reactor=clock,
+                method, where, headers=sent, data=body, allow_redirects=False, unbuffered=True, reactor=clock
             )
             collector = _Body(limit_bytes if response.code == 200 else REFUSAL_LIMIT_BYTES)
             response.deliverBody(collector)

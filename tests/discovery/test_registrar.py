@@ -404,11 +404,8 @@ async def test_a_relay_that_stops_leaves_the_entry_of_the_one_that_runs_in_its_p
     assert (entry.server.address, entry.server.available_connections) == (str(address), 5)
 
 
-@pytest.mark.parametrize("relays", [1, 2])
-@pytest_twisted.ensureDeferred
-async def test_a_client_that_stops_leaves_the_entry_of_the_one_that_runs_in_its_place(
-    world: World, keys: Any, relays: int
-) -> None:
+async def replace_client(world: World, keys: Any, relays: int) -> EntryRegistrar:
+    """Start a second client with other relays than the first, and then ``relays`` of them; then stop the first."""
     world.registrar.set_client(keys[:1])
     world.run(1)
     later = world.new()
@@ -417,6 +414,15 @@ async def test_a_client_that_stops_leaves_the_entry_of_the_one_that_runs_in_its_
     later.set_client(keys[:relays])
     world.run(1)
     await world.registrar.close(withdraw=True)
+    return later
+
+
+@pytest.mark.parametrize("relays", [1, 2])
+@pytest_twisted.ensureDeferred
+async def test_a_client_that_stops_leaves_the_entry_of_the_one_that_runs_in_its_place(
+    world: World, keys: Any, relays: int
+) -> None:
+    await replace_client(world, keys, relays)
     assert (await world.stored()).client == ClientPart(tuple(keys[:relays]))
 
 
@@ -425,14 +431,7 @@ async def test_a_client_that_stops_leaves_the_entry_of_the_one_that_runs_in_its_
 async def test_a_client_that_left_the_entry_alone_publishes_its_own_again_when_it_goes_on(
     world: World, keys: Any, relays: int
 ) -> None:
-    world.registrar.set_client(keys[:1])
-    world.run(1)
-    later = world.new()
-    later.set_client(keys[1:3])
-    world.run(1)
-    later.set_client(keys[:relays])
-    world.run(1)
-    await world.registrar.close(withdraw=True)
+    later = await replace_client(world, keys, relays)
     await later.close(withdraw=True)
     assert (await world.stored()).client == ClientPart(())
     world.registrar.reopen()

@@ -103,9 +103,8 @@ class Handlers:
             self._work(request, respond, ends_at)
             return
         size = len(request.data) + _OVERHEAD_BYTES
-        for _, answer, until in self._waiting.put(request.source.twin, (request, respond, ends_at), size):
-            if until > self._clock.seconds():
-                answer(_BUSY)
+        for one in self._waiting.put(request.source.twin, (request, respond, ends_at), size):
+            self._refuse(*one, _BUSY)
         self.go_on()
 
     def start(self) -> None:
@@ -118,21 +117,28 @@ class Handlers:
             one = self._waiting.take(self._may)
             if one is None:
                 return
-            if one[2] > self._clock.seconds():
+            if self._is_valid(one[2]):
                 self._work(*one)
 
     async def stop(self, patience_s: float) -> None:
         """Refuse waiting requests, give running handlers ``patience_s`` to end, then cancel them."""
         self._stopped = True
         while (one := self._waiting.take()) is not None:
-            if one[2] > self._clock.seconds():
-                one[1](_BUSY)
+            self._refuse(*one, _BUSY)
         if self._working:
             await self._idle.wait_at_most(patience_s, self._clock)
         for work in list(self._working):
             work.cancel()
 
     # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _is_valid(self, ends_at: float) -> bool:
+        """Whether the caller of a request that expires at ``ends_at`` still waits."""
+        return self._clock.seconds() < ends_at
+
+    def _refuse(self, _: Request, respond: Respond, ends_at: float, refusal: Refusal) -> None:
+        if self._is_valid(ends_at):
+            respond(refusal)
 
     def _may(self, twin: int) -> bool:
         return self._working_for[twin] < self._limit_of_a_twin
@@ -164,8 +170,8 @@ class Handlers:
 
     async def _answer(self, request: Request, respond: Respond, ends_at: float) -> None:
         def tell(answer: Reply | Refusal) -> None:
-            # What a handler says when it is cancelled, because the request has expired, is for nobody.
-            if isinstance(answer, Reply) or self._stopped or self._clock.seconds() < ends_at:
+            # A handler is cancelled when its request expires. Its caller has gone then, so a refusal is not sent.
+            if isinstance(answer, Reply) or self._stopped or self._is_valid(ends_at):
                 respond(answer)
 
         try:

@@ -654,16 +654,22 @@ async def test_a_close_in_the_read_in_which_the_peer_has_dropped_the_channel_is_
         assert not len(world.alice.transports)
 
 
+async def closed_behind_a_paused_reader(world):
+    """Both ends of a channel, on which one end has written 5 bytes and closed while the other reads nothing."""
+    world.serve()
+    here, there = await world.pair()
+    there.transport.pauseProducing()
+    here.transport.write(b"hello")
+    here.transport.loseConnection()
+    return here, there
+
+
 @pytest.mark.parametrize("resumes", [True, False], ids=["it resumes", "it does not"])
 @sync
 async def test_a_close_waits_for_a_paused_reader_to_read(net, resumes):
     """An acknowledgement says that the peer's program has the data. The reader gets it all the same."""
     async with net(dialect_name="v0") as world:
-        world.serve()
-        here, there = await world.pair()
-        there.transport.pauseProducing()
-        here.transport.write(b"hello")
-        here.transport.loseConnection()
+        here, there = await closed_behind_a_paused_reader(world)
         world.reactor.advance(59.0)
         assert not here.lost
         if not resumes:
@@ -682,11 +688,7 @@ async def test_a_close_waits_for_a_paused_reader_to_read(net, resumes):
 @sync
 async def test_without_acknowledgements_a_close_does_not_wait_for_a_paused_reader(net):
     async with net(dialect_name="v5") as world:
-        world.serve()
-        here, there = await world.pair()
-        there.transport.pauseProducing()
-        here.transport.write(b"hello")
-        here.transport.loseConnection()
+        here, there = await closed_behind_a_paused_reader(world)
         await world.wait(here.when_lost())
         assert here.lost[0].check(ConnectionDone)
         there.transport.resumeProducing()
