@@ -6,12 +6,13 @@ connections of :meth:`HttpCaller.connect` (:mod:`dmsg.http.heads`).
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine, Hashable, Mapping
+from contextlib import asynccontextmanager
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any, Final, TypeVar
 
 from treq.client import HTTPClient
-from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.defer import CancelledError, Deferred, DeferredSemaphore
 from twisted.internet.error import ConnectionClosed
 from twisted.internet.interfaces import IReactorTime
 from twisted.internet.protocol import Protocol, connectionDone
@@ -31,6 +32,9 @@ T = TypeVar("T")
 
 #: How long one call may take in all, in seconds.
 CALL_TIMEOUT_S: Final = 10.0
+#: Calls of one host at a time, each over a connection; more wait for their turn. A discovery allows an address 250 connections,
+#: and refuses all above that.
+CALLS_AT_ONCE: Final = 64
 #: Connections kept open to one host, and how long without use, in seconds: less than a server's idle timeout.
 POOL_CONNECTIONS: Final = 4
 POOL_IDLE_S: Final = 30.0
@@ -118,6 +122,27 @@ class _Pool(HTTPConnectionPool):
             del self._connections[key]
 
 
+class _Turns:
+    """At most :data:`CALLS_AT_ONCE` calls of one host at a time; the others get their turn in the order in which they came."""
+
+    def __init__(self) -> None:
+        self._hosts: dict[Hashable, DeferredSemaphore] = {}
+
+    @asynccontextmanager
+    async def turn(self, host: Hashable) -> AsyncIterator[None]:
+        """Within this context, it is the caller's turn to call ``host``."""
+        turns = self._hosts.get(host)
+        if turns is None:
+            turns = self._hosts[host] = DeferredSemaphore(CALLS_AT_ONCE)
+        await turns.acquire()
+        try:
+            yield
+        finally:
+            turns.release()
+            if turns.tokens == turns.limit and self._hosts.get(host) is turns:
+                del self._hosts[host]  # strangers may name the hosts
+
+
 @implementer(IAgent)
 class _PlainAgent:
     """Neither asks for compressed answers nor accepts them, because a few bytes could become very many."""
@@ -147,13 +172,17 @@ class _PlainAgent:
 
 
 class HttpCaller:
-    """Sends requests through ``agent``, each within ``timeout_s`` seconds on ``clock``; raises ``NoAnswer``."""
+    """Sends requests through ``agent``, each within ``timeout_s`` seconds on ``clock``; raises ``NoAnswer``.
+
+    Of the calls of one host, :data:`CALLS_AT_ONCE` are under way at a time. The time that others wait for their turn counts.
+    """
 
     def __init__(self, agent: IAgent, clock: IReactorTime, *, timeout_s: float = CALL_TIMEOUT_S) -> None:
         self.agent = agent
         self._clock = clock
         self._timeout_s = timeout_s
         self._pool: Any = None
+        self._turns = _Turns()
         # No server we ask needs to set cookies, and a hostile one could fill the jar.
         jar: Any = CookieJar(DefaultCookiePolicy(allowed_domains=[]))
         self._http = HTTPClient(_PlainAgent(agent), jar)
@@ -204,12 +233,13 @@ class HttpCaller:
 
         async def exchange() -> tuple[int, Headers, bytes]:
             where = _Url.from_text(url)
-            response = await self._http.request(
-                method, where, headers=sent, data=body, allow_redirects=False, unbuffered=True, reactor=clock
-            )
-            collector = _Body(limit_bytes if response.code == 200 else REFUSAL_LIMIT_BYTES)
-            response.deliverBody(collector)
-            return response.code, response.headers, await collector.done
+            async with self._turns.turn((where.scheme, where.host.lower(), where.port)):
+                response = await self._http.request(
+                    method, where, headers=sent, data=body, allow_redirects=False, unbuffered=True, reactor=clock
+                )
+                collector = _Body(limit_bytes if response.code == 200 else REFUSAL_LIMIT_BYTES)
+                response.deliverBody(collector)
+                return response.code, response.headers, await collector.done
 
         return await self._within(exchange())
 
