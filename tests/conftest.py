@@ -26,7 +26,7 @@ import tempfile
 import traceback
 import urllib.parse
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -44,6 +44,7 @@ from twisted.logger import LogLevel, globalLogPublisher
 
 from dmsg.glue.lean_epoll import install
 from dmsg.glue.reactors import REACTOR_VARIABLE
+from dmsg.testing.memory import MemoryNetwork
 from dmsg.testing.process import free_port
 
 pytest_plugins = ["pytester"]
@@ -376,6 +377,19 @@ def reactor() -> Any:
     from twisted.internet import reactor
 
     return reactor
+
+
+@pytest.fixture
+def host_names(reactor: Any) -> Iterator[Callable[[str], None]]:
+    """``host_names("site")``: until the end of the test, the real reactor knows this name alone, of 127.0.0.1."""
+    resolvers = []
+
+    def install(name: str) -> None:
+        resolvers.append(reactor.installNameResolver(MemoryNetwork(hosts={name: "127.0.0.1"}).nameResolver))
+
+    yield install
+    if resolvers:
+        reactor.installNameResolver(resolvers[0])
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,6 @@ class NamedHost(HostnameEndpoint):
     """Connects to a host by its name, as Twisted's endpoint does, and also where the name has a ``_``.
 
     Twisted takes a name of ASCII for one of IDNA, which allows no such names. Resolvers know them, and containers have them.
-    Twisted's TLS takes none.
     """
 
     @staticmethod
@@ -36,6 +35,22 @@ def client_endpoint(reactor: Any, address: HostPort, timeout_s: float) -> IStrea
     if isIPv6Address(address.host):
         return TCP6ClientEndpoint(reactor, address.host, address.port, timeout)
     return NamedHost(reactor, address.host, address.port, timeout)
+
+
+def tls_options(host: str, trust: Any = None) -> Any:
+    """As Twisted's ``optionsForClientTLS``, for the certificate of ``host``, which may be a name with a ``_``, too.
+
+    ``trust`` is an ``IOpenSSLTrustRoot`` in place of the platform's. Raises ``UnicodeError`` for what is no name.
+    """
+    from twisted.internet.ssl import optionsForClientTLS
+
+    if "_" not in host or not is_host_name(host):
+        return optionsForClientTLS(host, trustRoot=trust)
+    # No certificate is of this name, so nothing is trusted if a future Twisted keeps the host elsewhere.
+    options: Any = optionsForClientTLS("host.invalid", trustRoot=trust)
+    options._hostname = options._hostnameASCII = host
+    options._hostnameBytes = host.encode("ascii")
+    return options
 
 
 def quiet_factory(build: Callable[[], Any]) -> Any:

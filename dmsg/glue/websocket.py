@@ -17,12 +17,11 @@ from twisted.internet.endpoints import wrapClientTLS
 from twisted.internet.error import ConnectionClosed
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.internet.protocol import connectionDone
-from twisted.internet.ssl import optionsForClientTLS
 from twisted.python.failure import Failure
 
 from dmsg.address import HostPort
 from dmsg.errors import DmsgError, InvalidAddress, StageError
-from dmsg.glue.connecting import client_endpoint, connect_reason, quiet_factory
+from dmsg.glue.connecting import client_endpoint, connect_reason, quiet_factory, tls_options
 from dmsg.glue.shell import Owner, Shell
 from dmsg.sansio.core import Core
 from dmsg.sansio.errors import WebSocketRefused, WebSocketViolation
@@ -300,7 +299,7 @@ def connect_websocket(
     endpoint: Any = client_endpoint(reactor, url.address, timeout_s)
     if url.secure:
         try:
-            options = optionsForClientTLS(url.address.host, trustRoot=trust)
+            options = tls_options(url.address.host, trust)
         except UnicodeError as error:  # "xn--" with an invalid encoding behind it
             return fail(StageError("connect", "host not found", error))
         endpoint = wrapClientTLS(options, endpoint)

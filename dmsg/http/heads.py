@@ -16,12 +16,12 @@ from twisted.internet.interfaces import IProtocol, IProtocolFactory, IStreamClie
 from twisted.internet.protocol import connectionDone
 from twisted.protocols.policies import ProtocolWrapper, WrappingFactory
 from twisted.python.failure import Failure
-from twisted.web.client import URI, BrowserLikePolicyForHTTPS
+from twisted.web.client import URI
 from twisted.web.error import SchemeNotSupported
 from twisted.web.iweb import IAgentEndpointFactory, IPolicyForHTTPS
 from zope.interface import implementer
 
-from dmsg.glue.connecting import NamedHost
+from dmsg.glue.connecting import NamedHost, tls_options
 from dmsg.http.errors import NoAnswer
 
 #: Longest head of an answer, with the 1xx heads before it.
@@ -151,6 +151,18 @@ class _HeadLimitedEndpoint:
         return connected.addCallback(lambda limiter: limiter.wrappedProtocol)
 
 
+@implementer(IPolicyForHTTPS)
+class HostPolicy:
+    """The certificate has to be of the host, whatever characters its name has, and trusted by ``trust`` or the platform."""
+
+    def __init__(self, trust: Any = None) -> None:
+        self._trust = trust
+
+    def creatorForNetloc(self, hostname: bytes, port: int) -> Any:
+        """What makes connections to ``hostname``."""
+        return tls_options(hostname.decode("ascii"), self._trust)
+
+
 @implementer(IAgentEndpointFactory)
 class HeadLimitedEndpoints:
     """Connections for ``Agent.usingEndpointFactory``: like its own, but no head is longer than ``HEAD_LIMIT_BYTES``.
@@ -162,7 +174,7 @@ class HeadLimitedEndpoints:
     def __init__(self, reactor: Any, *, timeout_s: float, policy: IPolicyForHTTPS | None = None) -> None:
         self._reactor = reactor
         self._timeout_s = timeout_s
-        self._policy: IPolicyForHTTPS = policy if policy is not None else BrowserLikePolicyForHTTPS()
+        self._policy: IPolicyForHTTPS = policy if policy is not None else HostPolicy()
 
     def endpointForURI(self, uri: URI) -> IStreamClientEndpoint:
         """The endpoint for ``uri``; raises ``SchemeNotSupported`` for what is neither http nor https."""

@@ -752,7 +752,8 @@ def tls(self_signed: Any, tmp_path: Path) -> Any:
     """``tls(host)``: a context factory with a new certificate of ``host``, and the certificate."""
 
     def make(host: str) -> tuple[Any, Certificate]:
-        pem = self_signed(x509.IPAddress(ipaddress.ip_address(host)))
+        holder = x509.DNSName(host) if "_" in host else x509.IPAddress(ipaddress.ip_address(host))
+        pem = self_signed(holder)
         path = tmp_path / "both.pem"
         path.write_bytes(pem)
         return DefaultOpenSSLContextFactory(str(path), str(path)), Certificate.loadPEM(pem)
@@ -767,6 +768,23 @@ async def test_an_echo_over_tls(reactor: Any, listening: Any, tls: Any) -> None:
     url = WebSocketUrl.parse(f"wss://127.0.0.1:{listening(context)}/")
     shell = await connect_websocket(reactor, url, party, trust=certificate)
     await all_come_back(shell, party)
+
+
+@pytest.mark.parametrize("holder", ["my_relay_1", "my_relay_2"])
+@pytest_twisted.ensureDeferred
+async def test_a_host_with_an_underscore_is_reached_over_tls(
+    reactor: Any, listening: Any, tls: Any, host_names: Any, holder: str
+) -> None:
+    host_names("my_relay_1")
+    context, certificate = tls(holder)
+    url = WebSocketUrl.parse(f"wss://my_relay_1:{listening(context)}/")
+    if holder == "my_relay_1":
+        party = Collector(len(MESSAGES))
+        await all_come_back(await connect_websocket(reactor, url, party, trust=certificate), party)
+        return
+    with pytest.raises(StageError) as caught:
+        await connect_websocket(reactor, url, Party(), trust=certificate)
+    assert tls_problem(caught.value.error) == "the certificate is not of this host"
 
 
 @pytest.mark.parametrize(("host", "trusted"), [("127.0.0.9", True), ("127.0.0.1", False)])

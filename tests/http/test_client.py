@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_twisted
+from cryptography import x509
 from twisted.internet.defer import ensureDeferred
 from twisted.internet.protocol import Factory, Protocol
+from twisted.internet.ssl import Certificate, DefaultOpenSSLContextFactory
+from twisted.protocols.tls import TLSMemoryBIOFactory
+from twisted.web.client import Agent
 
 from dmsg.http.client import HttpCaller
+from dmsg.http.errors import NoAnswer
+from dmsg.http.heads import HeadLimitedEndpoints, HostPolicy
 from dmsg.testing.memory import MemoryNetwork
 
 HOSTS = {"relay.example": "192.0.2.2", "my_discovery_1": "192.0.2.3", "2001:db8::1": "2001:db8::1"}
@@ -51,3 +59,37 @@ def test_each_kind_of_host_is_asked(url: str, place: str, sent: tuple[bytes, byt
     head = requests[0].split(b"\r\n")
     assert head[0] == b"GET %s HTTP/1.1" % sent[0]
     assert b"Host: %s" % sent[1] in head
+
+
+@pytest.mark.parametrize(
+    ("holder", "trusted", "outcome"),
+    [
+        ("my_discovery_1", True, b"body"),
+        ("my_discovery_2", True, "TLS failed: the certificate is not of this host"),
+        ("my_discovery_1", False, "TLS failed: certificate verify failed"),
+    ],
+)
+@pytest_twisted.ensureDeferred
+async def test_a_host_with_an_underscore_is_asked_over_tls(
+    reactor: Any, host_names: Any, self_signed: Any, tmp_path: Path, holder: str, trusted: bool, outcome: bytes | str
+) -> None:
+    host_names("my_discovery_1")
+    path, asked = tmp_path / "both.pem", []
+    path.write_bytes(self_signed(x509.DNSName(holder)))
+    tls = DefaultOpenSSLContextFactory(str(path), str(path))
+    tls.getContext().set_tlsext_servername_callback(lambda connection: asked.append(connection.get_servername()))
+    factory: Any = Factory.forProtocol(lambda: Answering([]))
+    factory.noisy = False
+    port = reactor.listenTCP(0, TLSMemoryBIOFactory(tls, False, factory), interface="127.0.0.1")
+    policy = HostPolicy(Certificate.loadPEM(path.read_bytes()) if trusted else None)
+    caller = HttpCaller(
+        Agent.usingEndpointFactory(reactor, HeadLimitedEndpoints(reactor, timeout_s=5, policy=policy)), reactor
+    )
+    try:
+        _, _, answer = await caller.call("GET", f"https://my_discovery_1:{port.getHost().port}/", limit_bytes=100)
+        assert answer == outcome
+    except NoAnswer as error:
+        assert str(error) == outcome
+    finally:
+        await port.stopListening()
+    assert asked == [b"my_discovery_1"]
