@@ -99,7 +99,8 @@ class RedisAddress:
             raise InvalidAddress("a Redis URL is redis://host:port/db") from None
         # the library drops characters that are not allowed in a URL
         plain = url.isprintable() and parts.scheme == "redis" and not parts.query and not parts.fragment and port != 0
-        if not plain or not (number or "0").isdecimal() or len(number) > 5 or int(number or 0) >= 1 << 16:
+        is_number = number.isascii() and (number or "0").isdecimal()
+        if not plain or not is_number or len(number) > 5 or int(number or 0) >= 1 << 16:
             raise InvalidAddress("a Redis URL is redis://host:port/db")
         username, password = (None if not word else unquote(word) for word in (parts.username, parts.password))
         return cls(server, int(number or 0), username, password)

@@ -207,7 +207,7 @@ def test_a_redis_url_is_read_and_shown_without_credentials(url: str, text: str, 
     [
         "", "redis:", "redis://", "http://host", "redis://host:0", "redis://host:65536", "redis://host:x", "redis://host/a",
         "redis://host/-1", "redis://host/65536", "redis://host/1/2", "redis://host/1?a=b", "redis://host#f", "redis://h ost",
-        "redis://:pass word@h\nost", "redis://[::1", "redis://host/99999999999999999999",
+        "redis://:pass word@h\nost", "redis://[::1", "redis://host/99999999999999999999", "redis://host/٣",
     ],
 )  # fmt: skip
 def test_what_is_no_redis_url_is_refused_without_repeating_it(url: str) -> None:

@@ -156,8 +156,10 @@ class HttpDiscovery:
         """The verified entry of ``public_key``.
 
         Raises ``EntryNotFound`` (with hints, if discovery gave any), ``Unauthorized`` for an entry with a bad signature
-        or of another key, ``EntryRolledBack`` for one older than one seen before.
+        or of another key, ``EntryRolledBack`` for one older than one seen before, ``TypeError`` for what is no ``PublicKey``.
         """
+        if not isinstance(public_key, PublicKey):
+            raise TypeError(f"a key is a PublicKey, as PublicKey.parse gives it, not {public_key!r}")
         status, headers, body = await self._call("GET", f"{self._entry_url}{public_key}", limit_bytes=ENTRY_LIMIT_BYTES)
         if status != 200:
             raise _refusal(status, headers, body)

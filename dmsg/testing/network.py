@@ -258,11 +258,14 @@ class LocalNetwork:
         return relay
 
     async def stop_relay(self, relay: DmsgRelay | MessagingRelay) -> None:
-        """Stop a relay: it drains, withdraws and closes its connections. Returns when its clients know that."""
+        """Stop a relay: it drains, withdraws and closes its connections. Returns when its clients know that.
+
+        A second call changes nothing.
+        """
         key = relay.key.public_key
         for pinned in (self.pinned, self.messaging_pinned):
             pinned[:] = [one for one in pinned if one.public_key != key]
-        cast("list[Any]", self.relays if isinstance(relay, DmsgRelay) else self.messaging_relays).remove(relay)
+        _discard(self.relays if isinstance(relay, DmsgRelay) else self.messaging_relays, relay)
         await self.wait(relay.stopService())
         clients: list[Any] = [*self.clients, *self.messaging_clients]
         for client in clients:
@@ -313,8 +316,8 @@ class LocalNetwork:
         return client
 
     async def stop_client(self, client: DmsgClient | MessagingClient) -> None:
-        """Stop a client: it withdraws, and closes its transports and sessions."""
-        cast("list[Any]", self.clients if isinstance(client, DmsgClient) else self.messaging_clients).remove(client)
+        """Stop a client: it withdraws, and closes its transports and sessions. A second call changes nothing."""
+        _discard(self.clients if isinstance(client, DmsgClient) else self.messaging_clients, client)
         await self.wait(client.stopService())
 
     @property
@@ -377,6 +380,11 @@ class LocalNetwork:
                 await deferLater(self.reactor, 0)
             return
         self.reactor.advance(0)
+
+
+def _discard(services: Any, service: object) -> None:
+    if service in services:
+        services.remove(service)
 
 
 def _as_coroutine(awaitable: Awaitable[T]) -> Coroutine[Any, Any, T]:

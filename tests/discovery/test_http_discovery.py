@@ -7,7 +7,7 @@ import itertools
 import json
 import random
 import time
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import pytest_twisted
@@ -459,6 +459,13 @@ async def asked_outcome(asked: defer.Deferred[Any]) -> list[Any]:
 class RefusingAgent:
     def request(self, *args: Any) -> Any:
         return defer.fail(TwistedConnectionRefused())
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_key_that_is_text_is_said_to_be_none(make_entry: Any) -> None:
+    client = HttpDiscovery("http://127.0.0.1:1", RefusingAgent(), task.Clock())
+    with pytest.raises(TypeError, match="a key is a PublicKey, as"):
+        await client.get_entry(cast(Any, str(make_entry("alice").static)))
 
 
 @pytest_twisted.ensureDeferred

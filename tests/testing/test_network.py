@@ -79,6 +79,23 @@ async def test_servers_come_and_go(reactor, kind):
         assert alice.public_key != carol.public_key
 
 
+@pytest.mark.parametrize("kind", ["sockets", "fake clock"])
+@pytest_twisted.ensureDeferred
+async def test_what_is_stopped_may_be_stopped_again(reactor, kind):
+    async with make(reactor, kind, relays=2, messaging_relays=1) as network:
+        alice, bob = await network.client(), await network.client()
+        carol = await network.messaging_client()
+        bob.listen(Factory.forProtocol(Echo))
+        old = [network.relays[0], network.messaging_relays[0]]
+        for _ in range(2):
+            await network.stop_client(carol)
+            for relay in old:
+                await network.stop_relay(relay)
+        assert len(network.relays) == 1
+        await network.wait(bob.when_ready())
+        assert await echoed(network, alice, bob) == b"hello"
+
+
 @pytest_twisted.ensureDeferred
 async def test_a_client_without_a_way_to_find_relays_says_so():
     async with LocalNetwork(MemoryNetwork(), relays=0, discovery=None) as network:

@@ -132,6 +132,8 @@ class Exchange:
         now_s: Callable[[], float] = time.time,
         connect: Connect | None = None,
     ) -> None:
+        if isinstance(publish, str):
+            raise TypeError(f'publish is a list of hosts, as ["relay.example"], not {publish!r}')
         self.config = config = config or RmbConfig()
         #: Our twin's number and session; the number is 0 until :meth:`find` has found it.
         self.address = SessionAddress(0, session)

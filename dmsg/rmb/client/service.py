@@ -68,7 +68,8 @@ class RmbClient(Service):
     those of ``relays`` if there are none; ``False`` publishes nothing. ``allow_plain`` sends unencrypted payloads to twins
     without a key, and accepts them from all twins. The caller opens and closes the registry. ``connect`` opens WebSockets; set
     it for relays with a private certificate, otherwise it is :func:`~dmsg.glue.websocket.connect_websocket`. Raises
-    ``ConfigError`` for another number of relays, and ``InvalidAddress`` for what is no URL of one.
+    ``ConfigError`` for another number of relays, ``InvalidAddress`` for what is no URL of one, and ``TypeError`` for a
+    ``publish`` that is text.
     """
 
     def __init__(

@@ -453,6 +453,11 @@ def test_relays_in_the_registry_stay_unless_others_are_named(world: Any) -> None
     assert world.registry.twins[CALLER].relays == ("a.example", "b.example")
 
 
+def test_a_host_in_place_of_a_list_of_hosts_is_not_published_letter_by_letter(world: Any) -> None:
+    with pytest.raises(TypeError, match="publish is a list of hosts"):
+        world.client(CALLER, world.relay(), publish="relay.example")
+
+
 def test_a_relay_that_no_registry_can_hold_is_not_published(world: Any) -> None:
     relay = world.relay()
     relay.url = "ws://[::1]:9000"
