@@ -320,11 +320,13 @@ class Exchange:
         self._answer(request, answer)
 
     def refuse(self, request: Accepted, code: int, text: str) -> None:
-        """Answer ``request`` with an error; relays can read ``text``."""
+        """Answer ``request`` with an error; relays can read ``text``. Raises the same errors as :meth:`respond`."""
         self._answer(request, error_reply(request.envelope, code, text, _lifetime_s(request.envelope)))
 
     def _answer(self, request: Accepted, answer: Envelope) -> None:
         assert request.twin is not None
+        if self._stopped:  # its handler has waited for that
+            raise Stopped(SessionAddress.of(answer.destination))
         self._post_answer(answer, request.twin)
 
     async def send(self, envelope: Envelope, taken: Callable[[], object] | None = None) -> None:

@@ -129,7 +129,11 @@ class RmbClient(Service):
         self._work = ensureDeferred(self._start())
 
     def stopService(self) -> Deferred[None]:
-        """Give handlers a moment to end, fail calls without an answer, and disconnect."""
+        """Give handlers a moment to end, fail calls without an answer, and disconnect.
+
+        A handler that waits for it gets the moment too, ``RmbConfig.stop_timeout_s``, and its answer is not sent: there, call it
+        in a later turn of the reactor and return.
+        """
         super().stopService()  # type: ignore[no-untyped-call]
         return ensureDeferred(self._stop())
 

@@ -719,6 +719,44 @@ def test_handlers_that_do_not_end_are_cancelled_when_the_client_stops(world: Any
     world.result(stopped)
 
 
+@pytest.mark.parametrize("begins", ["at once", "later"])
+def test_a_handler_that_waits_for_the_end_of_its_client_does_not_prevent_it(world: Any, begins: str) -> None:
+    _, service, caller = pair(world)
+    gate: Deferred[None] = Deferred()
+    stopped: list[bool] = []
+
+    @service.service("quit")
+    async def quit(request: Request) -> bytes:
+        if begins == "later":
+            await gate
+        await service.stopService()
+        stopped.append(service.exchange.relays.is_connected)
+        return b""
+
+    call = ensureDeferred(caller.call(SERVICE, "quit", timeout=10))
+    world.settle()
+    gate.callback(None)
+    world.settle(3)
+    assert stopped == [False]
+    world.result(caller.stopService())
+    with pytest.raises(Stopped):
+        world.result(call)
+    assert not [one for one in world.network.getDelayedCalls() if one.active()]  # of an answer that is never sent
+
+
+def test_a_client_stopped_in_a_turn_after_its_handler_has_answered_sends_the_answer(world: Any) -> None:
+    _, service, caller = pair(world)
+
+    @service.service("quit")
+    async def quit(request: Request) -> bytes:
+        service.reactor.callLater(0, service.stopService)
+        return b"bye"
+
+    assert world.result(caller.call(SERVICE, "quit", timeout=10)).data == b"bye"
+    world.settle()
+    assert not service.exchange.relays.is_connected
+
+
 def test_a_client_that_was_stopped_can_be_started_again(world: Any) -> None:
     _, service, caller = pair(world)
     for _ in range(3):
