@@ -86,6 +86,7 @@ class StreamTransport(ABC, Generic[S]):
         self._pump_scheduled = False
         self._is_cut = False  # whether something was written that the stream did not take
         self._peer_has_all = False  # whether it has acknowledged the end of our half
+        self._told_of_ack = False  # whether a protocol was told that
         self._had_ended = False  # whether the application had ended its half when the stream was over
         self._end_later: Callable[[], object] | None = None  # ends this side's half once the producer is done
         self._reason = connectionDone  # of the end, once it is known
@@ -252,6 +253,8 @@ class StreamTransport(ABC, Generic[S]):
         """
         self.protocol = protocol
         self.guarded(protocol.makeConnection, self)
+        if self._peer_has_all:
+            self.end_acked()
         if self.state is TransportState.ENDED:
             self._clock.callLater(0, self._tell)
         else:
@@ -279,8 +282,11 @@ class StreamTransport(ABC, Generic[S]):
             self._on_peer_end()  # what the application sends now goes out with the other answers to this read
 
     def end_acked(self) -> None:
-        """The peer has everything that was written, and knows that nothing more comes."""
+        """The peer has everything that was written, and knows that nothing more comes. A protocol is told once."""
         self._peer_has_all = True
+        if self._told_of_ack or self.protocol is None:
+            return
+        self._told_of_ack = True
         if self.state not in CLOSED_HERE and IHalfCloseableProtocol.providedBy(self.protocol):
             self.guarded(cast(IHalfCloseableProtocol, self.protocol).writeConnectionLost)
             if self.state is TransportState.BOTH_ENDED:

@@ -91,7 +91,6 @@ class DmsgTransport(RelayTransport[Stream], StreamOwner):
         self.search: Deferred[None] | None = None
         self._grace: IDelayedCall | None = None
         self._resume_error: DmsgError | None = None
-        self._end_was_acked = False  # each path acknowledges the end of our half
 
     @property
     def security(self) -> str:
@@ -131,8 +130,7 @@ class DmsgTransport(RelayTransport[Stream], StreamOwner):
             # the application is done; the peer may still be finishing its side
             code = CloseReason.REFUSED if self.stream.was_cut else CloseReason.NORMAL
             self._will_end(end_failure(self.stream, code, local=False))
-        elif not self._end_was_acked:
-            self._end_was_acked = self.protocol is not None
+        else:
             super().end_acked()
 
     def ended(self, code: int, *, local: bool, proven: bool = False, detail: str = "") -> None:

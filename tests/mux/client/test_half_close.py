@@ -100,6 +100,25 @@ async def test_one_side_ends_and_the_other_goes_on(first: str, extended: bool) -
 
 
 @sync
+async def test_a_protocol_attached_after_the_end_was_acknowledged_is_told_once() -> None:
+    async with AliceAndBob() as net:
+        net.serve(end=Half)
+        transport = await net.wait(net.alice.dial(net.bob.public_key))
+        transport.write(pattern(SIZE))
+        transport.loseWriteConnection()
+        await net.wait(net.built[0].when(lambda: net.built[0].heard))
+        await net.settle()
+        late, later = Half(), Half()
+        transport.attach(late)
+        assert late.heard == ["write ended"]
+        transport.attach(later)
+        net.built[0].transport.loseConnection()
+        await net.wait(later.when(lambda: later.lost))
+        assert (late.heard, later.heard) == (["write ended"], ["read ended after 0", "lost"])
+        assert ended_cleanly(later)
+
+
+@sync
 async def test_both_sides_end_by_half() -> None:
     """Both directions over: the transport is, too."""
     async with Net() as net:
