@@ -62,6 +62,8 @@ __all__ = ["AFTER_TIMESTAMP_HEADER", "NEXT_SEQUENCE_HEADER", "DiscoveryApi", "Di
 NEXT_SEQUENCE_HEADER: Final = "Dmsg-Next-Sequence"
 AFTER_TIMESTAMP_HEADER: Final = "Dmsg-After-Timestamp"
 
+#: What the event log calls a path that is none of ours.
+_NO_PATH: Final = "unknown"
 #: The status in the event log of a request whose client did not wait for the answer.
 _CLIENT_GONE: Final = 499
 #: Stored entries whose signatures are known to be valid: some 2.5 MiB.
@@ -134,7 +136,7 @@ class DiscoveryApi:
 
     def resource(self) -> IResource:
         """The root resource. It answers all three families of paths, and all other paths with 404."""
-        return _Guarded(self._app.resource(), self._before_routing)
+        return _Guarded(self._app.resource(), self._before_routing, self._reject)
 
     # --- routes --------------------------------------------------------------------------------------------------
 
@@ -162,7 +164,13 @@ class DiscoveryApi:
 
     def _not_routed(self, request: Any, failure: Any) -> bytes:
         status = failure.value.code
-        return _respond(request, status if 400 <= status < 500 else 404, message("no such path or method", status))
+        return self._reject(request, status if 400 <= status < 500 else 404, "no such path or method")
+
+    def _reject(self, request: Any, status: int, text: str) -> bytes:
+        """The answer to a request for which there is no operation."""
+        name = self._names.get(tuple(request.postpath[:2]), _NO_PATH)
+        self._emit(request, name, status, self._clock_ns(), text, "")
+        return _respond(request, status, message(text, status))
 
     def _before_routing(self, request: Any) -> bytes | None:
         """The answer to a request that is over its rate, or whose entry is cached; ``None`` to others.
@@ -174,8 +182,7 @@ class DiscoveryApi:
         if not self._rate_of(request, name).take(client_host(request), started_ns / NS_PER_S):
             status = RateLimitedByDiscovery.status
             request.setHeader(b"retry-after", b"1")
-            if name:
-                self._emit(request, name, status, started_ns, RateLimitedByDiscovery.text, "")
+            self._emit(request, name or _NO_PATH, status, started_ns, RateLimitedByDiscovery.text, "")
             return _respond(request, status, message(RateLimitedByDiscovery.text, status))
         if request.method != b"GET" or len(request.postpath) != 3 or not name.endswith(("/entry", "/entries")):
             return None
@@ -351,14 +358,17 @@ def _respond(request: Any, status: int, body: bytes) -> bytes:
 
 class _Guarded(Resource):
     """Keeps requests from Klein that ``first`` answers, or on which Klein's routing would fail with a traceback in the
-    log."""
+    log, and which ``reject(request, status, text)`` answers."""
 
     isLeaf = True
 
-    def __init__(self, routed: Any, first: Callable[[Any], bytes | None]) -> None:
+    def __init__(
+        self, routed: Any, first: Callable[[Any], bytes | None], reject: Callable[[Any, int, str], bytes]
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._routed = routed
         self._first = first
+        self._reject = reject
 
     def render(self, request: Any) -> Any:
         """Answer ``request``."""
@@ -369,7 +379,7 @@ class _Guarded(Resource):
             b"/".join([*request.prepath, *request.postpath, request.getRequestHostname()]).decode("utf-8")
             return self._routed.render(request)
         except (ValueError, HTTPException):  # not UTF-8, or an invalid host name; nothing is written yet
-            return _respond(request, 400, message("error bad input", 400))
+            return self._reject(request, 400, "error bad input")
 
 
 def make_site(resource: IResource, *, reactor: Any, limits: DiscoveryLimits | None = None) -> Site:

@@ -289,7 +289,9 @@ class DiscoveryRequest(Event):
     NAME = "discovery_request"
     VERSION = 2
     method: Annotated[str, "HTTP method"]
-    path: Annotated[str, "fixed name of the family of paths, never the path itself"]
+    path: Annotated[
+        str, "fixed name of the family of paths, never the path itself; unknown for a path that there is not"
+    ]
     status: Annotated[int, "HTTP status of the answer"]
     elapsed_ms: Annotated[float, "how long the answer took; the mean if there were several"]
     reason: Annotated[Reason, "why it failed, as a short fixed text; empty on success"]

@@ -132,6 +132,7 @@ class LimitedRequest(Request):
     def refuse(self, status: int, text: str) -> None:
         """Answer with ``status`` and the message ``text``, read no more, and close."""
         self._refused = True
+        self.channel.site.requests_refused += 1
         body = message(text, status)
         head = b"HTTP/1.1 %d %s\r\nContent-Type: %s\r\nContent-Length: %d\r\nConnection: close\r\n\r\n"
         self.channel.refuse(head % (status, RESPONSES.get(status, b""), JSON_TYPE, len(body)) + body)
@@ -388,6 +389,8 @@ class LimitedSite(Site):
         self._emptied: Waiters[None] = Waiters()
         #: Connections that were closed to make room for others, and those that were refused.
         self.evicted = self.refused = 0
+        #: Requests refused for their length, the number of their arguments, or want of room for their body.
+        self.requests_refused = 0
         #: The standing of the channels.
         self.places: Places[LimitedChannel] = Places()
         self._by_address: dict[str, OrderedDict[LimitedChannel, None]] = {}

@@ -142,9 +142,9 @@ class DiscoveryService(RoleService):
         return ""
 
     def gauges(self) -> dict[str, float]:
-        """Connections and request bodies under way, and connections evicted for others or refused for lack of a place; with
-        ranks, how many relays they name, their age and weight; with proofs, relays listed and known, and the results of
-        proofs."""
+        """Connections and request bodies under way, connections evicted for others or refused for lack of a place, and requests
+        refused unread; with ranks, how many relays they name, their age and weight; with proofs, relays listed and
+        known, and the results of proofs."""
         site = self.site
         if site is None:
             return {}
@@ -153,6 +153,7 @@ class DiscoveryService(RoleService):
             "bodies": site.bodies,
             "connections_evicted": site.evicted,
             "connections_refused": site.refused,
+            "requests_refused": site.requests_refused,
         }
         if self.proofs is not None:
             gauges |= self.proofs.stats()

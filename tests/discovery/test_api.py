@@ -320,6 +320,25 @@ async def test_one_event_for_each_request(api: Harness, make_entry: Any) -> None
 
 
 @pytest_twisted.ensureDeferred
+async def test_a_request_for_nothing_is_an_event_too(api: Harness) -> None:
+    """Clients that were told a wrong prefix are seen in the metrics."""
+    api.start(get_rate_per_s=1e-9, get_burst=4)
+    for method, path in (("GET", "/"), ("GET", "/nothing/entry/here"), ("POST", "/discovery/relay_ranks")):
+        await api.ask(method, path)
+    assert (await api.ask("GET", "/discovery/entries/%FF"))[0] == 400
+    for path in ("/nothing", "/nothing"):
+        await api.ask("GET", path)
+    assert [(e.method, e.path, e.status, e.reason, e.key) for e in api.events.seen] == [
+        ("GET", "unknown", 404, "other", ""),
+        ("GET", "unknown", 404, "other", ""),
+        ("POST", "discovery/relay_ranks", 405, "other", ""),
+        ("GET", "discovery/entries", 400, "error bad input", ""),
+        ("GET", "unknown", 404, "other", ""),
+        ("GET", "unknown", 429, "too many requests", ""),
+    ]
+
+
+@pytest_twisted.ensureDeferred
 async def test_addresses_that_relays_are_not_listed_for_get_a_403(api: Harness, make_entry: Any) -> None:
     asked: list[str] = []
 
@@ -475,6 +494,7 @@ async def test_a_body_too_long_is_refused_before_its_first_byte(api: Harness) ->
     assert b'{"message":"error bad input","code":413}' in answer
     assert (await api.raw(head(b"Content-Length: " + b"9" * 100))).startswith(b"HTTP/1.1 413 ")
     assert api.events.seen == []
+    assert api.site.requests_refused == 2
 
 
 @pytest_twisted.ensureDeferred
