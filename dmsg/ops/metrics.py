@@ -7,7 +7,7 @@ prometheus_client; its exporter for Twisted is not used, because importing that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Final, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -37,10 +37,12 @@ class _Labels:
 
     def __init__(self) -> None:
         self._seen: dict[tuple[str, str], set[str]] = {}
+        #: Values by label that are never "other".
+        self.named: dict[str, Collection[str]] = {}
 
     def __call__(self, metric: str, label: str, value: str) -> str:
         seen = self._seen.setdefault((metric, label), set())
-        if value not in seen:
+        if value not in seen and value not in self.named.get(label, ()):
             if len(seen) >= LABEL_VALUES:
                 return "other"
             seen.add(value)
@@ -63,6 +65,10 @@ class MetricsEventLog:
             self._histograms[name] = Histogram(name, help, labels, buckets=buckets, registry=registry)
         self._draining = Gauge("dmsg_drained", "1 after the server has drained", registry=registry)
         add_gauges(registry, "dmsg_", self._losses)
+
+    def name_always(self, label: str, values: Collection[str]) -> None:
+        """Count ``values`` of ``label`` under their own names, however many others strangers make up."""
+        self._label.named[label] = values
 
     def emit(self, event: ev.Event) -> None:
         """Count one event and pass it on; never raises."""

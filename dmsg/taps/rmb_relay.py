@@ -16,7 +16,7 @@ from dmsg.eventlog.reasons import Reason
 from dmsg.eventlog.refusals import RefusalReport
 from dmsg.eventlog.schema import Drained, ServerStarted, ServerStopped
 from dmsg.glue.listening import address_text
-from dmsg.ops.metrics import add_gauges
+from dmsg.ops.metrics import MetricsEventLog, add_gauges
 from dmsg.rmb.relay.limits import RelayLimits, post_rate
 from dmsg.rmb.relay.peering import parse_trust
 from dmsg.sansio.jitter import Jitter
@@ -91,6 +91,8 @@ class RmbRelayService(RoleService):
             listen=settings.listen,
             public_pages=not settings.private_metrics,
         )
+        if isinstance(self.events, MetricsEventLog):
+            self.events.name_always("relay", self._known)
         self.registry: ITwinRegistry | None = None
         self.store: QueueStore | None = None
         #: The relay itself, set at the start.

@@ -14,6 +14,9 @@ import pytest
 from twisted.internet.defer import Deferred
 from twisted.internet.protocol import ClientFactory, Protocol
 
+from dmsg.eventlog.reasons import Reason
+from dmsg.eventlog.schema import FederationAttempted
+from dmsg.ops.metrics import LABEL_VALUES
 from dmsg.rmb.core.e2e import EncryptionKey
 from dmsg.rmb.core.keys import KeyType
 from dmsg.rmb.core.limiter import Limit
@@ -233,3 +236,21 @@ def test_requests_over_the_rate_of_pages_are_counted(tmp_path: Path) -> None:
     stopping = Deferred.fromCoroutine(service.stop_role())
     network.advance(100)
     assert stopping.called
+
+
+def test_strangers_who_make_relays_up_do_not_hide_those_that_are_trusted(tmp_path: Path) -> None:
+    trust = [word for name in ("R2.example.org", "r3.example.org:8080") for word in ("--trust", f"{name}={'61' * 32}")]
+    service = rmb_relay.RmbRelayService(
+        MemoryNetwork(), parse(rmb_relay, "--registry", str(tmp_path / "twins"), "--domain", "r1.example.org", *trust)
+    )
+    for number in range(2 * LABEL_VALUES):
+        service.emit(FederationAttempted(f"x{number}.example", False, Reason.HOST_NOT_FOUND, 1.0))
+    for name in ("r2.example.org", "r3.example.org:8080", "r4.example.org"):
+        service.emit(FederationAttempted(name, False, Reason.CONNECTION_REFUSED, 1.0))
+    refused = {
+        name: service.metrics.get_sample_value(
+            "dmsg_rmb_federation_attempts_total", {"relay": name, "result": "connection refused"}
+        )
+        for name in ("r2.example.org", "r3.example.org:8080", "other")
+    }
+    assert refused == {"r2.example.org": 1, "r3.example.org:8080": 1, "other": 1}
