@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -799,6 +800,25 @@ def test_a_file_is_synced_at_each_transaction(tmp_path: Path) -> None:
     connection = store_table.connect(str(tmp_path / "entries"))
     assert connection.execute("PRAGMA synchronous").fetchall() == [(2,)], "FULL"
     connection.close()
+
+
+@pytest.mark.parametrize(("free", "more"), [(8_192, ": the disk is full"), (1 << 30, "")])
+def test_a_full_disk_is_named_as_the_reason(
+    tmp_path: Path, reactor: Any, monkeypatch: pytest.MonkeyPatch, free: int, more: str
+) -> None:
+    """SQLite's index of the log, which is removed when discovery stops, is the first file for which there is no room."""
+    (tmp_path / "entries-shm").mkdir()
+    problem, asked = "attempt to write a readonly database", []
+
+    def disk_usage(path: str) -> Any:
+        asked.append(path)
+        return SimpleNamespace(free=free)
+
+    monkeypatch.setattr(store_table, "disk_usage", disk_usage)
+    with pytest.raises(ConfigError) as caught:
+        open_store(f"sqlite:{tmp_path / 'entries'}", reactor)
+    assert str(caught.value) == f"store: {tmp_path / 'entries'} cannot be used ({problem}{more})"
+    assert asked == [str(tmp_path)]
 
 
 @pytest_twisted.ensureDeferred

@@ -6,7 +6,9 @@ after a crash, and for every process that shares the file.
 
 from __future__ import annotations
 
+import os
 import sqlite3
+from shutil import disk_usage
 from typing import Final
 
 from dmsg.crypto.keys import PublicKey
@@ -277,9 +279,20 @@ def servers_of(connection: Connection, keys: list[bytes], now_ns: int, protocol:
 # --- files -------------------------------------------------------------------------------------------------------------
 
 
+#: A file can be opened only if there is room beside it: for an index of its log, 32 KiB.
+_ROOM_BYTES: Final = 64 * 1024
+
+
 def unusable(path: str, error: Exception) -> ConfigError:
-    """The error for a file that is not a store."""
-    return ConfigError("store", f"{path} cannot be used ({error})")
+    """The error for a file that is not a store, or is on a full disk, for which SQLite says ``disk I/O error``."""
+    why = str(error)
+    if isinstance(error, SqlError):
+        try:
+            if disk_usage(os.path.dirname(path) or ".").free < _ROOM_BYTES:
+                why = f"{why}: the disk is full"
+        except OSError:  # there is no such directory
+            pass
+    return ConfigError("store", f"{path} cannot be used ({why})")
 
 
 def connect(path: str, journal: str = "WAL") -> Connection:
