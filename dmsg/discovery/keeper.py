@@ -8,6 +8,7 @@ retried without end, with growing pauses. Entries are posted again while nothing
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -54,6 +55,8 @@ RETRY_LONGEST_S: Final = 60.0
 ATTEMPTS: Final = 4
 #: Timeout in seconds for withdrawing the entry on closing.
 WITHDRAW_TIMEOUT_S: Final = 5.0
+#: Posts without success that are remembered: while discovery does not answer, those of two hours.
+POSTS_REMEMBERED: Final = 128
 
 # Discovery's hints on how to go on after an expired entry are not signed. These bounds keep a lying discovery from using up
 # our sequences or timestamps.
@@ -135,7 +138,9 @@ class EntryKeeper:
         #: The last post, also one without an answer: discovery may have it; and the last that discovery is known to have taken.
         self._posted: Entry | None = None
         self._taken: Entry | None = None
-        #: These two, while this program withdraws what it has published.
+        #: The signatures of all posts after that: discovery may have any of them.
+        self._signatures: deque[str] = deque(maxlen=POSTS_REMEMBERED)
+        #: These two entries, while this program withdraws what it has published.
         self._withdrawn: list[Entry] = []
         self._closed = False
 
@@ -160,7 +165,7 @@ class EntryKeeper:
         """Stop. With ``withdraw``, first withdraw the entry: no relays, no connections left.
 
         It tries that once, for at most :data:`WITHDRAW_TIMEOUT_S`; a failure is only logged. An entry that another program
-        with this key has published since, in place of this one's, stays.
+        with this key has published in place of this one's stays.
         """
         if self._closed:
             return
@@ -170,9 +175,10 @@ class EntryKeeper:
             self._running.cancel()
         self._waiters.fail(DiscoveryUnavailable("the registrar was closed"))
         mine = [one for one in (self._taken, self._posted) if one is not None]
+        if withdraw:
+            self._entry_wanted = self._entry_wanted.withdrawn()
         if withdraw and mine:
             self._withdrawn = mine
-            self._entry_wanted = self._entry_wanted.withdrawn()
             try:
                 withdrawing = Deferred.fromCoroutine(self._publish(refresh=False))
                 await withdrawing.addTimeout(WITHDRAW_TIMEOUT_S, self._clock, _too_late)
@@ -184,10 +190,14 @@ class EntryKeeper:
                 self._withdrawn = []
 
     def reopen(self) -> None:
-        """Go on after :meth:`close` with the wanted entry; nothing happens unless it was closed."""
+        """Go on after :meth:`close` with the wanted entry; nothing happens unless it was closed.
+
+        After a withdrawal, nothing is published before the next :meth:`want`: another program may have an entry by now.
+        """
         if self._closed:
             self._closed = False
-            if self._wanted:
+            self._renew_at_s = float("-inf")
+            if self._wanted and self._entry_wanted != self._entry_wanted.withdrawn():
                 self._change()
 
     # --- when ----------------------------------------------------------------------------------------------------
@@ -297,7 +307,7 @@ class EntryKeeper:
     def _is_replaced(self, found: Entry) -> bool:
         """Whether ``found`` is of a program that has taken this one's place, and not only of one with the other half."""
         mine, has_client = self._withdrawn, isinstance(self._entry_wanted.client, ClientPart)
-        if any(found.timestamp <= one.timestamp for one in mine):
+        if found.signature in self._signatures or (self._taken and found.timestamp <= self._taken.timestamp):
             return False
         if has_client and all(found.client != one.client for one in mine):
             return True
@@ -315,6 +325,7 @@ class EntryKeeper:
         started_s = self._clock.seconds()
         reason = Reason.CANCELLED
         self._posted = entry
+        self._signatures.append(entry.signature)
         try:
             await self._discovery.post_entry(entry)
             reason = Reason.NONE
@@ -398,4 +409,5 @@ class EntryKeeper:
         self._last_timestamp = max(self._last_timestamp, entry.timestamp)
         if entry == self._posted != self._taken:
             self._taken = entry
+            self._signatures.clear()
             self._renew_in(self._pace.client_refresh_s)

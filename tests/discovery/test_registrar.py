@@ -442,6 +442,92 @@ async def test_a_client_that_left_the_entry_alone_publishes_its_own_again_when_i
     assert (await world.stored()).client == ClientPart(tuple(keys[:1]))
 
 
+@pytest.mark.parametrize("has_posted", [True, False])
+@pytest_twisted.ensureDeferred
+async def test_what_goes_on_leaves_the_entry_of_another_alone_until_it_has_something_to_publish(
+    world: World, keys: Any, has_posted: bool
+) -> None:
+    world.registrar.set_client(keys[:1])
+    world.run(1 if has_posted else 0)
+    world.new().set_client(keys[1:])
+    world.run(1)
+    await world.registrar.close(withdraw=True)
+    world.registrar.reopen()
+    world.run(60)
+    assert (await world.stored()).client == ClientPart(tuple(keys[1:]))
+
+
+@pytest_twisted.ensureDeferred
+async def test_what_is_published_again_by_who_went_on_is_left_by_the_other_one(world: World, keys: Any) -> None:
+    world.registrar.set_client(keys)
+    world.run(1)
+    other = world.new()
+    other.set_client(keys)
+    world.run(1)
+    await world.registrar.close(withdraw=True)
+    world.registrar.reopen()
+    world.registrar.set_client(keys)
+    world.run(1)
+    await other.close(withdraw=True)
+    assert (await world.stored()).client == ClientPart(tuple(keys))
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("is_server", [True, False])
+@pytest_twisted.ensureDeferred
+async def test_what_stops_leaves_the_entry_of_another_though_its_own_last_post_is_later_and_has_failed(
+    world: World, keys: Any, first: bool, is_server: bool
+) -> None:
+    """Of its successor, or of one that runs on when the new one was not let in."""
+
+    def publish(who: EntryRegistrar, number: int) -> None:
+        if is_server:
+            who.set_server(RELAY, number)
+        else:
+            who.set_client(keys[:number])
+        world.run(1)
+
+    def trouble(call: str, what: Any) -> None:
+        if call == "post":
+            raise DiscoveryUnavailable
+
+    other = world.new()
+    if first:
+        publish(world.registrar, 1)
+    publish(other, 2)
+    world.discovery.trouble = trouble
+    publish(world.registrar, 3)
+    world.discovery.trouble = lambda call, what: None
+    await world.registrar.close(withdraw=True)
+    entry = await world.stored()
+    assert (entry.server.available_connections if is_server else len(entry.delegated_servers)) == 2
+
+
+@pytest.mark.parametrize("failed", [1, 3])
+@pytest_twisted.ensureDeferred
+async def test_what_stops_withdraws_what_it_has_posted_without_an_answer(world: World, keys: Any, failed: int) -> None:
+    """It has posted other things in vain after that."""
+
+    def trouble(call: str, what: Any) -> None:
+        if len(world.discovery.posts) > 1 or call == "get":
+            raise DiscoveryUnavailable
+
+    def lost(call: str, what: Any) -> None:
+        raise DiscoveryUnavailable
+
+    world.discovery.after = lost
+    world.registrar.set_client(keys[:1])
+    world.run(0.5)
+    world.discovery.trouble = trouble
+    for number in range(failed):
+        world.registrar.set_client(keys[: number + 2])
+        world.run(90)
+    assert (await world.stored()).delegated_servers == tuple(keys[:1])
+    world.discovery.trouble = world.discovery.after = lambda call, what: None
+    await world.registrar.close(withdraw=True)
+    assert (await world.stored()).client == ClientPart(())
+
+
 @pytest_twisted.ensureDeferred
 async def test_a_relay_that_stops_withdraws_its_half_of_what_its_client_has_published_since(
     world: World, keys: Any
