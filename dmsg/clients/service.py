@@ -162,7 +162,12 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
     # --- service ---------------------------------------------------------------------------------------------------
 
     def startService(self) -> None:
-        """Begin to connect. May be called again once the Deferred of :meth:`stopService` has fired."""
+        """Begin to connect; nothing happens if the client runs already.
+
+        May be called again once the Deferred of :meth:`stopService` has fired.
+        """
+        if self.running:
+            return
         super().startService()  # type: ignore[no-untyped-call]
         self._stopping = False
         if self.registrar is not None:

@@ -11,6 +11,7 @@ from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.interfaces import IAddress
 from twisted.internet.protocol import Factory, Protocol, connectionDone
 from twisted.python.failure import Failure
+from zope.interface import implementer
 
 from dmsg.address import HostPort, PinnedServer
 from dmsg.clients.config import RelayClientConfig
@@ -22,6 +23,8 @@ from dmsg.discovery.entry import Entry, ServerPart
 from dmsg.discovery.errors import DiscoveryUnavailable
 from dmsg.errors import ConfigError, DialError, DmsgError
 from dmsg.eventlog import schema as ev
+from dmsg.interfaces import IRankedDiscovery
+from dmsg.relays.rankwatch import LOOK_S
 from dmsg.relays.state import RelayFile
 from dmsg.testing.memory import MemoryNetwork
 from dmsg.testing.network import MemoryDiscovery
@@ -159,6 +162,29 @@ def test_a_client_that_is_started_again_is_found_again(client, network, discover
         assert ready.called and published() == relays == list(client.pool.sessions)
     network.advance(2 * 86_400.0)
     assert published() == relays, "it is posted again before it expires"
+
+
+@pytest.mark.parametrize("starts", [1, 2])
+def test_a_client_that_is_started_twice_is_one(network, discovery, starts):
+    """As one that a program starts, and then gives to a parent that runs: it asks no more than one, and nothing once it stops."""
+    asked = []
+
+    @implementer(IRankedDiscovery)
+    class Ranked(MemoryDiscovery):
+        async def relay_ranks(self) -> None:
+            asked.append(network.seconds())
+
+    config, now_ns = RelayClientConfig(), lambda: int(network.seconds() * 1e9)
+    client = Client(
+        network, SecretKey.generate(), config=config, discovery=Ranked(now_ns, discovery.store), now_ns=now_ns
+    )
+    for _ in range(starts):
+        client.startService()
+    network.advance(2.5 * LOOK_S)
+    assert len(client.pool.sessions) == 1 and len(asked) == 3
+    client.stopService()
+    network.advance(2.5 * LOOK_S)
+    assert len(asked) == 3 and not network.getDelayedCalls()
 
 
 def test_who_waits_for_its_entry_is_told_when_it_stops(network, discovery):

@@ -109,7 +109,9 @@ class RmbRelay(Service):
     # --- service ---------------------------------------------------------------------------------------------------
 
     def startService(self) -> None:
-        """Let sessions in."""
+        """Let sessions in; nothing happens if the relay runs already."""
+        if self.running:
+            return
         super().startService()  # type: ignore[no-untyped-call]
         self.ready = True
         self._telling.start(_ROUTED_EVERY_S, now=False)

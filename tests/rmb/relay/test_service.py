@@ -143,6 +143,14 @@ def test_a_relay_that_stops_says_so_and_stores_what_it_has_not_written(world: Wo
     world.relay.startService()
 
 
+def test_a_relay_that_is_started_twice_goes_on(world: World) -> None:
+    """As one that a program starts, and then gives to a parent that runs."""
+    world.relay.startService()
+    alice, bob = world.connect(1), world.connect(2)
+    alice.send(alice.envelope(2, plain=b"x"))
+    assert [one.plain for one in bob.envelopes] == [b"x"]
+
+
 def test_sessions_are_in_the_event_log_without_the_names_twins_gave_them(world: World) -> None:
     alice, bob = world.connect(1, "my secret name"), world.connect(2)
     alice.send(alice.envelope(2, plain=b"x"))
