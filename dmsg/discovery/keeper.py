@@ -258,6 +258,7 @@ class EntryKeeper:
             is_short_lived = self._has_server or (self.entry is not None and self.entry.server is not None)
             period_s = self._pace.refresh_s if is_short_lived else self._pace.check_s
             self._start_in(period_s * (0.9 + self._random.random() / 10))
+        if self._done == self._wanted:  # also when only one more post of it has failed
             self._waiters.fire(None)
 
     # --- how -----------------------------------------------------------------------------------------------------
@@ -286,6 +287,7 @@ class EntryKeeper:
                     self._note_published(base.found)
                     if not self._has_server and self._clock.seconds() < self._renew_at_s:
                         return
+                    self._done = self._wanted
                     refresh = True  # the entry may be about to expire, which only a post prevents
             entry = self._next_entry(base)
             try:

@@ -607,6 +607,36 @@ async def test_an_entry_left_by_an_earlier_run_goes_on(world: World, keys: Any) 
     assert (await world.stored()).sequence == 2
 
 
+@pytest.mark.parametrize("is_server", [True, False])
+@pytest_twisted.ensureDeferred
+async def test_an_entry_that_is_there_as_wanted_is_published_though_discovery_takes_no_posts(
+    world: World, keys: Any, is_server: bool
+) -> None:
+    """As while its disk is full, when the program is started again. It is posted once that is possible."""
+
+    def publish(who: EntryRegistrar) -> None:
+        if is_server:
+            who.set_server(RELAY, 5)
+        else:
+            who.set_client(keys)
+        world.run(1)
+
+    def trouble(call: str, what: Any) -> None:
+        if call == "post":
+            raise DiscoveryUnavailable
+
+    publish(world.registrar)
+    await world.registrar.close()
+    world.discovery.trouble = trouble
+    again = world.new()
+    publish(again)
+    published = defer.Deferred.fromCoroutine(again.published())
+    assert published.called and again.problem and (await world.stored()).sequence == 0
+    world.discovery.trouble = lambda call, what: None
+    world.run(5)
+    assert not again.problem and (await world.stored()).sequence == 1
+
+
 @pytest.mark.parametrize("overlap_s", [1, 1800])
 @pytest_twisted.ensureDeferred
 async def test_a_client_leaves_the_entry_of_its_successor_that_has_the_same_relays(
