@@ -774,6 +774,33 @@ async def test_a_file_of_version_1_is_brought_up_to_date(
     await store.close()
 
 
+FULL = """
+import resource, sys
+from dmsg.discovery.stores import table
+from dmsg.discovery.stores.rules import StoreLimits
+allowed = resource.getrlimit(resource.RLIMIT_FSIZE)
+for most_bytes in (100_000, allowed[0]):
+    connection = table.connect(sys.argv[1])
+    connection.execute("PRAGMA cache_size = 10")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, allowed[1]))
+    try:
+        table.prepare(connection, StoreLimits(), 0)
+        print(connection.execute("SELECT count(kind) FROM entries").fetchall())
+    except table.SqlError as error:
+        print(error)
+"""
+
+
+def test_a_file_of_version_1_that_cannot_be_written_says_why_and_stays_as_it_was(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "entries") as old:
+        old.executescript(VERSION_1)
+        rows = [(number.to_bytes(33, "big"), bytes(8), b'{"client":{}}' + b" " * 600) for number in range(500)]
+        old.executemany("INSERT INTO entries VALUES (?, ?, 0, ?, 0, 7, NULL)", rows)
+    old.close()
+    words = [sys.executable, "-c", FULL, str(tmp_path / "entries")]
+    assert subprocess.run(words, capture_output=True, text=True, check=True).stdout == "disk I/O error\n[(500,)]\n"
+
+
 @pytest_twisted.ensureDeferred
 async def test_a_file_of_version_2_is_brought_up_to_date(
     opened: Any, tmp_path: Path, make_entry: Any, now_ns: int

@@ -341,7 +341,8 @@ def prepare(connection: Connection, limits: StoreLimits, now_ns: int) -> None:
             for statement in _PROTOCOLS:
                 connection.execute(statement)
     except BaseException:
-        connection.execute("ROLLBACK")
+        if connection.in_transaction:  # SQLite ends it itself on a full disk
+            connection.execute("ROLLBACK")
         raise
     connection.execute("COMMIT")
 
