@@ -232,7 +232,7 @@ class RedisConnection:
     def _leave_replica(self, shell: Shell) -> None:
         """Connect again, to the server at the address by now: a replica keeps the connections it had before."""
         now = self._reactor.seconds()
-        if now - self._demoted_at >= DEMOTED_S:
+        if not 0 <= now - self._demoted_at < DEMOTED_S:
             self._demoted_at = now
             self.problem = "a replica"
             shell.fail(RedisAway(self.address, self.problem, maybe_done=True))
