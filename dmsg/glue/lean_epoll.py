@@ -18,6 +18,8 @@ from dmsg.glue.cpu_limit import has_cpu_limit
 _guarded: Final = Logger().failureHandler("Unexpected error in main loop")
 #: The longest wait that epoll takes, in seconds: its milliseconds are a C int.
 _LONGEST_S: Final = 2_147_483.0
+#: Where a timed call is later than this, in seconds, what has come meanwhile is read first.
+_LATE_S: Final = 0.1
 
 
 class LeanEpollReactor(EPollReactor):
@@ -27,6 +29,9 @@ class LeanEpollReactor(EPollReactor):
     ``twisted.logger``) writes meanwhile begin with "-" instead of the connection's name. It looks for timed calls only when
     there are new ones, or the first is due. And where messages follow each other within 400 µs, or within ten times the work
     for one, it stays awake between them (:mod:`dmsg.glue.busy_wait`), unless ``sleeps`` is true.
+
+    When the process has stood still (stopped by a signal, paused with its machine, or held up by a slow call), every connection
+    is read once before time limits expire. Otherwise all that seem silent would be ended, though their data waits here.
 
     Its ``seconds()`` are not the time of day. Twisted's web server takes them for it: the dates in its access log are of 1970.
     """
@@ -67,13 +72,16 @@ class LeanEpollReactor(EPollReactor):
 
     def _turn_until_stopped(self) -> None:
         selectables, wait, act, seconds = self._selectables, self._wait, self._doReadOrWrite, self.seconds
-        soon = self._soon
+        soon, reads_first = self._soon, True
         while self._started:
             for _ in range(len(soon)):
                 soon.popleft()()
             calls = self._pendingTimedCalls
             wait_s = min(calls[0].time - seconds(), _LONGEST_S) if calls else _LONGEST_S
-            if wait_s <= 0 or self._newTimedCalls or self.threadCallQueue or self._justStopped:
+            if wait_s < -_LATE_S and reads_first:
+                reads_first, wait_s = False, 0
+            elif wait_s <= 0 or self._newTimedCalls or self.threadCallQueue or self._justStopped:
+                reads_first = True
                 self.runUntilCurrent()
                 due_s = self.timeout() if self.running else 0
                 wait_s = _LONGEST_S if due_s is None else due_s

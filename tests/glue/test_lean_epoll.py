@@ -197,6 +197,55 @@ def test_setting_the_clock_of_the_machine_moves_no_timed_call(ahead_s: float) ->
     assert (done.stdout, done.stderr) == ("in time\n", "")
 
 
+def test_after_the_process_stood_still_what_came_meanwhile_is_read_before_time_limits_expire(own: Any) -> None:
+    real, order, ahead_s = own.seconds, list[str](), 0.0
+    own.seconds = lambda: real() + ahead_s
+
+    class Reader(Recorder):
+        def connectionMade(self) -> None:
+            own.callLater(5.0, order.append, "silent for 5 s")
+            own.callLater(0.01, own.at_end_of_turn, stand_still)
+
+        def dataReceived(self, data: bytes) -> None:
+            order.append("read")
+
+    def stand_still() -> None:
+        nonlocal ahead_s
+        client.send(b"x")
+        ahead_s = 6.0
+        own.callLater(0.01, own.stop)
+
+    with listen(own, Reader(lambda: None)) as client:
+        run(own)
+    assert order == ["read", "silent for 5 s"]
+
+
+def test_where_each_turn_takes_long_timed_calls_come_all_the_same(own: Any) -> None:
+    real, ahead_s, left = own.seconds, 0.0, 3
+    own.seconds = lambda: real() + ahead_s
+
+    class Slow(Protocol):
+        def dataReceived(self, data: bytes) -> None:
+            nonlocal ahead_s
+            ahead_s += 1.0
+            client.send(data)  # the next turn has something to read as well
+
+    def count() -> None:
+        nonlocal left
+        left -= 1
+        if left:
+            own.callLater(0.5, count)
+        else:
+            own.stop()
+
+    with listen(own, Slow()) as client:
+        client.send(b"x")
+        own.callLater(0.5, count)
+        run(own)
+    assert left == 0
+    assert ahead_s < PATIENCE_S
+
+
 def test_an_error_in_a_timed_call_ends_nothing(own: Any, logged_errors: Any) -> None:
     def fail() -> None:
         raise ValueError("here")
