@@ -372,6 +372,19 @@ def clock() -> task.Clock:
 
 
 @pytest.fixture
+def crowded() -> Iterator[Any]:
+    """A reactor that does not run, with as many timed calls as a relay with 50,000 sessions of the Reliable Message Bus has."""
+    from dmsg.glue.lean_epoll import LeanEpollReactor
+
+    reactor: Any = LeanEpollReactor()
+    for _ in range(50_000):
+        reactor.callLater(1000.0, lambda: None)
+    yield reactor
+    reactor.removeAll()
+    reactor._poller.close()
+
+
+@pytest.fixture
 def reactor() -> Any:
     """The real reactor, running."""
     from twisted.internet import reactor

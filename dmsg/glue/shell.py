@@ -260,10 +260,10 @@ class Shell(Protocol):
             if timer is not None and timer.active():
                 timer.cancel()
             self._timer = None
-        elif timer is None or not timer.active():
+        elif timer is None or not timer.active() or due < timer.getTime():
+            if timer is not None and timer.active():
+                timer.cancel()  # Twisted's ``reset`` to an earlier time would search all timed calls of the reactor
             self._timer = self.clock.callLater(max(0.0, due - self.clock.seconds()), self._on_timer)
-        elif due < timer.getTime():
-            timer.reset(max(0.0, due - self.clock.seconds()))
 
     def _on_timer(self) -> None:
         self._timer = None

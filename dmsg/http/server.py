@@ -283,8 +283,12 @@ class LimitedChannel(HTTPChannel):
 
     def _now(self, standing: Standing, limit_s: float) -> None:
         self.site.places.move(self, standing)
-        if self._deadline is not None:
-            self._deadline.reset(limit_s)
+        deadline = self._deadline
+        if deadline is not None and deadline.getTime() > self.site.reactor.seconds() + limit_s:
+            deadline.cancel()  # Twisted's ``reset`` to an earlier time would search all timed calls of the reactor
+            self._deadline = self.callLater(limit_s, self._too_slow)  # type: ignore[no-untyped-call]
+        elif deadline is not None:
+            deadline.reset(limit_s)
 
     def _too_slow(self) -> None:
         self._deadline = None

@@ -6,6 +6,7 @@ import contextlib
 import json
 import random
 import ssl
+import time
 from pathlib import Path
 from typing import Any
 
@@ -262,3 +263,17 @@ def test_what_is_sent_behind_the_last_answer_is_not_read_over_tls(
     assert client.read(1 << 16).count(b"HTTP/1.1 ") == 1
     server.connectionLost(None)
     assert place.site.connections == 0
+
+
+def test_a_request_costs_no_more_where_many_timed_calls_wait(crowded):
+    real, ahead_s = crowded.seconds, 0.0
+    crowded.seconds = lambda: real() + ahead_s
+    front = Front(crowded, resource=Echo())
+    wires = [front.connect(f"198.51.{at}.1", GET) for at in range(200)]
+    ahead_s = 6.0
+    crowded.runUntilCurrent()  # the timed calls of the first requests begin to wait for the end of the idle time
+    cpu = time.process_time()
+    for wire in wires:
+        wire.channel.dataReceived(GET)
+    assert time.process_time() - cpu < 0.2
+    assert all(wire.value().count(b"200 OK") == 2 for wire in wires)

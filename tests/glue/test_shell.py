@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from typing import Any
 
 from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
@@ -83,6 +85,19 @@ def test_a_time_that_is_taken_back_is_forgotten() -> None:
     core.due = None
     shell.flush()
     assert not clock.getDelayedCalls()
+
+
+def test_a_time_that_moves_nearer_costs_no_more_where_many_timed_calls_wait(crowded: Any) -> None:
+    cores = [Waiting(crowded.seconds() + 60.0) for _ in range(200)]
+    shells = [shell_of(core, crowded) for core in cores]
+    crowded.runUntilCurrent()
+    cpu = time.process_time()
+    for core, shell in zip(cores, shells, strict=True):
+        core.due = crowded.seconds()
+        shell.flush()
+    assert time.process_time() - cpu < 0.1
+    crowded.runUntilCurrent()
+    assert all(len(core.called) == 1 for core in cores)
 
 
 class Mindful(Clock):
