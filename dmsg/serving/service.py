@@ -16,7 +16,7 @@ from typing import Any, Final
 from twisted.application.service import Service
 from twisted.internet.defer import CancelledError, Deferred, ensureDeferred, fail, succeed
 from twisted.internet.interfaces import IAddress, IDelayedCall, IListeningPort, IReactorTime, IStreamServerEndpoint
-from twisted.internet.task import LoopingCall
+from twisted.internet.task import LoopingCall, deferLater
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
@@ -26,6 +26,7 @@ from dmsg.discovery.entry import DMSG
 from dmsg.discovery.registrar import EntryRegistrar
 from dmsg.errors import DmsgError, RemoteProtocolError
 from dmsg.glue.fanout import flush_all
+from dmsg.glue.in_turns import AT_ONCE, in_turns
 from dmsg.glue.listening import address_text, stop_listening
 from dmsg.glue.pacer import Pacer
 from dmsg.glue.shell import Shell
@@ -199,20 +200,29 @@ class RelayService(Service, ABC):
             await self.registrar.close(withdraw=True)
         await self._wait_until_idle(began + self.limits.drain_timeout_s)
         left = self.switch.open_transports
-        self._act(self.switch.drop_transports(Ending.SERVER_DRAINING))
+        await self._drop_transports()
         self.pacer.stop()
-        for shell in list(self._shells):
-            shell.close(RelayDraining())
+        await in_turns(self._shells, lambda shell: shell.close(RelayDraining()), self.reactor)
         if self._shells:
             await self._emptied.wait_at_most(_CLOSE_TIMEOUT_S, self.reactor)
-        for shell in list(self._shells):
-            shell.cut()
+        await in_turns(self._shells, RelayShell.cut, self.reactor)
         if self._shells:
             await self._emptied.wait()
         if self._timer is not None and self._timer.active():
             self._timer.cancel()
         self._record.stopped(began, left)
         super().stopService()  # type: ignore[no-untyped-call]
+
+    async def _drop_transports(self) -> None:
+        """End all transports, some in each turn of the reactor. No new ones come, because the switch drains."""
+        events: list[SwitchEvent] = []
+        for member in list(self.switch.members.values()):
+            events += self.switch.drop_transports(Ending.SERVER_DRAINING, member)
+            if len(events) >= AT_ONCE:
+                self._act(events)
+                events = []
+                await deferLater(self.reactor, 0)
+        self._act(events)
 
     async def _wait_until_idle(self, deadline: float) -> None:
         """Wait until no transport is open, and no queue holds data that came before the end of one.

@@ -96,11 +96,11 @@ class Switch(ABC, Generic[M, L]):
         self._rates.forget(member)
         return events
 
-    def drop_transports(self, reason: int) -> list[SwitchEvent]:
-        """End every transport for ``reason`` on both sides (:ref:`spec-draining`)."""
+    def drop_transports(self, reason: int, member: M | None = None) -> list[SwitchEvent]:
+        """End every transport, or every one of ``member``, for ``reason`` on both sides (:ref:`spec-draining`)."""
         events: list[SwitchEvent] = []
-        for member in list(self.members.values()):
-            for leg in list(member.legs.values()):
+        for each in list(self.members.values()) if member is None else (member,):
+            for leg in list(each.legs.values()):
                 self._end_both(leg, reason, events)
         return events
 

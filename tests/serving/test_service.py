@@ -174,6 +174,25 @@ async def test_a_handshake_that_the_end_of_the_relay_cuts_short_is_no_fault_of_t
         assert (failed.address, failed.stage, failed.reason) == ("10.0.2.1", "handshake", "server_draining")
 
 
+@pytest_twisted.ensureDeferred
+async def test_a_relay_that_stops_ends_its_transports_in_turns_and_tells_of_each() -> None:
+    async with Relay() as net:
+        clients = [await net.admitted(f"10.0.{at}.1") for at in range(4)]
+        numbers = range(2, 102, 2)
+        for at, asking in enumerate(clients):
+            for number in numbers:  # each has 50 with itself, and 50 with the next
+                await net.transport(asking, asking, number)
+                await net.transport(asking, clients[(at + 1) % 4], number + 200)
+        stopping = net.relay.stopService()
+        assert 0 < net.relay.stats()["transports"] < 400, "others have their turn"
+        net.memory.advance(1.0)
+        assert stopping.called and net.relay.stats()["transports"] == 0
+        ended = net.log.of(ev.TransportClosed)
+        assert len(ended) == 400 and {event.reason for event in ended} == {"server_draining"}
+        told = [net.wait(client.next_frame(CLOSE, number)) for client in clients for number in numbers]
+        assert {(await one).payload for one in told} == {bytes([CloseReason.SERVER_DRAINING])}
+
+
 # --- time --------------------------------------------------------------------------------------------------------------
 
 

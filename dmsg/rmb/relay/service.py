@@ -24,6 +24,7 @@ from dmsg.eventlog import schema as ev
 from dmsg.eventlog.reasons import Reason
 from dmsg.eventlog.refusals import TwinReport
 from dmsg.glue.fanout import flush_all
+from dmsg.glue.in_turns import in_turns
 from dmsg.glue.shell import Shell
 from dmsg.glue.waiters import Waiters
 from dmsg.glue.websocket import WebSocketShell
@@ -124,13 +125,11 @@ class RmbRelay(Service):
     async def _stop(self, drain_timeout_s: float) -> None:
         self.ready = False
         deadline = self.reactor.seconds() + drain_timeout_s
-        for session in list(self.switch.sessions.values()):
-            self._close(session, CloseCode.GOING_AWAY, "the relay stops", RelayDraining())
+        await in_turns(self.switch.sessions.values(), self._dismiss, self.reactor)
         await self.delivery.background.tasks.when_idle(deadline - self.reactor.seconds(), self.reactor)
         if self._shells:
             await self._emptied.wait_at_most(self.limits.close_timeout_s, self.reactor)
-        for shell in list(self._shells):
-            shell.cut()
+        await in_turns(self._shells, WebSocketShell.cut, self.reactor)
         if self._shells:
             await self._emptied.wait()
         self.delivery.keeper.stop()
@@ -140,6 +139,10 @@ class RmbRelay(Service):
             self._telling.stop()
             self._tell_routed()
         self._report.close()
+
+    def _dismiss(self, session: Session) -> None:
+        if self.switch.sessions.get(session.address) is session:  # else it has ended meanwhile
+            self._close(session, CloseCode.GOING_AWAY, "the relay stops", RelayDraining())
 
     def stats(self) -> dict[str, float]:
         """Levels for the metrics."""

@@ -151,6 +151,18 @@ def test_a_relay_that_is_started_twice_goes_on(world: World) -> None:
     assert [one.plain for one in bob.envelopes] == [b"x"]
 
 
+def test_a_relay_that_stops_closes_its_sessions_in_turns(make_world: Callable[..., World]) -> None:
+    world = make_world(connections=300, handshake_burst_per_address=300)
+    sessions = [world.connect(1 + at % 9, f"s{at}") for at in range(300)]
+    stopping = world.relay.stopService()
+    assert 0 < world.relay.stats()["sessions"] < 300, "others have their turn"
+    sessions[299].leave()
+    world.network.advance(10)
+    assert result_of(stopping) is None and not world.relay.switch.sessions
+    assert [one.closed.code for one in sessions[:299] if one.closed is not None] == [1001] * 299
+    world.relay.startService()
+
+
 def test_sessions_are_in_the_event_log_without_the_names_twins_gave_them(world: World) -> None:
     alice, bob = world.connect(1, "my secret name"), world.connect(2)
     alice.send(alice.envelope(2, plain=b"x"))
