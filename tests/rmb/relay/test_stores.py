@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 import sqlite3
 import subprocess
 import sys
+import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -321,6 +323,54 @@ async def test_making_room_is_as_much_work_however_much_the_largest_sender_has_e
     assert table.push(connection, "7:x", b"", NOW, NOW + 300, 1)
     connection.close()
     assert len(steps) < 20
+
+
+@pytest.fixture
+def connection() -> Iterator[sqlite3.Connection]:
+    """A database in memory as a store makes it, in a transaction."""
+    made = sqlite_stores._open(":memory:")
+    made.execute("BEGIN")
+    yield made
+    made.close()
+
+
+def test_making_room_in_a_full_store_is_as_much_work_however_many_senders_it_has(
+    connection: sqlite3.Connection,
+) -> None:
+    senders, size = 30_000, ROW_BYTES + 4
+    table = QueueTable(connection, QueueLimits(store_bytes=senders * (size + QUEUE_BYTES) + 2_000 * size))
+    for number in range(senders):
+        table.push(connection, str(10 + number % 90), b"", NOW, NOW + 300, number)
+    for _ in range(2_000):  # one sender has most, and makes room for the others
+        table.push(connection, "10", b"", NOW, NOW + 300, 0)
+    cpu = time.process_time()
+    for number in range(200):
+        assert table.push(connection, "10", b"", NOW, NOW + 300, senders + number)
+    assert time.process_time() - cpu < 0.1
+
+
+def test_the_sender_with_the_most_makes_room_however_much_all_of_them_send(connection: sqlite3.Connection) -> None:
+    numbers = random.Random(1)
+    table = QueueTable(connection, QueueLimits(store_bytes=500_000))
+    before, made_room = sizes(connection), 0
+    for _ in range(2_000):
+        source = numbers.randrange(40 if numbers.random() < 0.3 else 400)
+        try:
+            table.push(connection, "7", bytes(numbers.randrange(1_000)), NOW, NOW + 300, source)
+        except StoreFull:
+            continue
+        after = sizes(connection)
+        losers = [size for one, size in before.items() if after.get(one, 0) < size]
+        assert not losers or max(before.values()) in losers
+        made_room += bool(losers)
+        before = after
+    assert made_room > 500
+
+
+def sizes(connection: sqlite3.Connection) -> dict[int, int]:
+    """What each sender has in the store, counted anew. All of it is in one queue."""
+    rows = f"SELECT source, sum(length(data) + {ROW_BYTES + 2}) + {QUEUE_BYTES} FROM waiting GROUP BY source"
+    return dict(connection.execute(rows).fetchall())
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import contextlib
 import os
 import sqlite3
 from collections.abc import Callable, Iterable
+from heapq import nlargest
 from sqlite3 import Connection
 from typing import Any, Final
 
@@ -28,6 +29,8 @@ PURGE_ROWS: Final = 1000
 PURGE_INTERVAL_S: Final = 1.0
 #: Most rows that one query returns to evict.
 EVICTED_ROWS: Final = 256
+#: Senders in a full scope that are found in one search, because there may be 200,000.
+RANKED: Final = 64
 #: Free pages are released when at most this many bytes are in use, after a peak of at least four times as many: rebuilding
 #: the database then takes some 10 ms.
 SHRUNK_BYTES: Final = 8 << 20
@@ -63,16 +66,21 @@ _ROWS_OF: Final = {
 class _Account:
     """How much waits in one scope, in total and of each sender."""
 
-    __slots__ = ("by_source", "bytes", "envelopes")
+    __slots__ = ("_first", "_least", "by_source", "bytes", "envelopes")
 
     def __init__(self) -> None:
         self.envelopes = self.bytes = 0
         self.by_source: dict[int, int] = {}
+        #: Once the largest sender was asked for: the senders with at least so many bytes, among them the largest.
+        self._least = float("inf")
+        self._first: dict[int, None] | None = None
 
     def add(self, source: int, size: int) -> None:
         self.envelopes += 1
         self.bytes += size
-        self.by_source[source] = self.by_source.get(source, 0) + size
+        held = self.by_source[source] = self.by_source.get(source, 0) + size
+        if self._first is not None and held >= self._least:
+            self._first[source] = None
 
     def remove(self, source: int, size: int) -> None:
         self.envelopes -= 1
@@ -82,9 +90,16 @@ class _Account:
             self.by_source[source] = left
         else:
             del self.by_source[source]
+        if self._first is not None and left < self._least:
+            self._first.pop(source, None)
 
     def largest(self) -> int:
-        return max(self.by_source, key=self.by_source.__getitem__)
+        """The sender with the most bytes. All senders are searched only once for some :data:`RANKED` that make room."""
+        size_of = self.by_source.__getitem__
+        if not self._first or len(self._first) > 4 * RANKED:
+            ranked = nlargest(RANKED, self._first or self.by_source, key=size_of)
+            self._first, self._least = dict.fromkeys(ranked), size_of(ranked[-1])
+        return max(self._first, key=size_of)
 
 
 def _size(session: str, length: int) -> int:
