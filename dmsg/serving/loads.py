@@ -1,19 +1,31 @@
 """Which connections are dropped first when together they hold more than there is room for.
 
-Pure. Keys are free and addresses are not, so loads are summed by address group.
+Pure. Keys are free and addresses are not, so loads are summed by groups of addresses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from heapq import heapify, heappop, heappush
 from typing import Final, TypeVar
+from typing import Protocol as TypingProtocol
 
 from dmsg.serving.member import M
 
 #: One part in this many of a limit is freed beyond the excess, so that not every frame causes a search.
 _FREED_SHARE: Final = 64
 T = TypeVar("T")
+
+
+class Grouped(Hashable, TypingProtocol):
+    """A connection of some protocol."""
+
+    @property
+    def group(self) -> str:
+        """The group of addresses it comes from."""
+
+
+G = TypeVar("G", bound=Grouped)
 
 
 def to_free(held: int, limit: int) -> int:
@@ -32,9 +44,9 @@ def enough(items: Iterable[T], load_of: Callable[[T], int], least: int) -> list[
     return found
 
 
-def largest_first(loads: Mapping[M, int]) -> Iterator[M]:
-    """The members with a load. The next one is always the largest in the group that has the most left."""
-    groups: dict[str, list[M]] = {}
+def largest_first(loads: Mapping[G, int]) -> Iterator[G]:
+    """The connections with a load. The next one is always the largest in the group that has the most left."""
+    groups: dict[str, list[G]] = {}
     for member in sorted(loads, key=loads.__getitem__):
         groups.setdefault(member.group, []).append(member)
     heap = [(-sum(map(loads.__getitem__, each)), -loads[each[-1]], at, each) for at, each in enumerate(groups.values())]

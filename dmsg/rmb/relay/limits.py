@@ -28,7 +28,8 @@ class RelayLimits(AdmissionLimits):
     dead_after_s: float = 60.0
     #: Bytes queued for one session; more goes to the store, as for a session that is not connected.
     queue_bytes: int = 8 * 1024 * 1024
-    #: Bytes queued for all sessions; above that, sessions of the network with the most are closed, the largest first.
+    #: Bytes queued for all sessions; above that, sessions of the network with the most are closed, the largest first, until 1/64
+    #: of the limit is free.
     queued_total_bytes: int = 256 * 1024 * 1024
     #: Bytes of incomplete messages from all sessions; above that, sessions are closed in the same way.
     incoming_total_bytes: int = 256 * 1024 * 1024

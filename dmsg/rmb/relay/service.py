@@ -284,10 +284,11 @@ class RmbRelay(Service):
         switch = self.switch
         switch.now = self.reactor.seconds()
         flush_all(switch.dirty)
-        while (largest := switch.largest()) is not None:
-            self._close(largest, CloseCode.SLOW_CONSUMER, "this session takes too much memory", "slow_consumer")
-            if largest.owner.congested or largest.incoming_bytes:
-                largest.owner.cut()  # its memory is needed now
+        while sessions := switch.overfull():
+            for session in sessions:
+                self._close(session, CloseCode.SLOW_CONSUMER, "this session takes too much memory", "slow_consumer")
+                if session.owner.congested or session.incoming_bytes:
+                    session.owner.cut()  # its memory is needed now
         if switch.problems:
             problems, switch.problems = switch.problems, []
             for twin, problem in problems:

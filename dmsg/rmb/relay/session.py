@@ -228,6 +228,11 @@ class Session(WebSocket):
         self.said_bytes = size
 
     @property
+    def group(self) -> str:
+        """The network that it counts for where memory is short."""
+        return self.origin.network
+
+    @property
     def held_bytes(self) -> int:
         """All bytes that are queued for it, or that its network has not taken."""
         return self.waiting_bytes + self.said_bytes + self.buffered_bytes

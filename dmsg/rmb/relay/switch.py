@@ -7,8 +7,7 @@ the registry, the store and federation.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dmsg.rmb.core.address import SessionAddress
@@ -19,6 +18,7 @@ from dmsg.rmb.core.replies import answer_ping, relay_error
 from dmsg.rmb.core.wire import Envelope, encode_envelope, outline, parse_envelope
 from dmsg.rmb.relay.limits import RelayLimits
 from dmsg.rmb.relay.session import Session, Traffic
+from dmsg.serving.loads import enough, largest_first, to_free
 
 
 @dataclass(slots=True)
@@ -207,20 +207,18 @@ class Switch(Traffic):
             self.counts.expired += 1
         self.problems.append((twin, problem))
 
-    def largest(self) -> Session | None:
-        """The session to close while a limit of memory is exceeded, otherwise ``None``.
+    def overfull(self) -> list[Session]:
+        """The sessions to close because a limit of memory is exceeded, mostly none: until 1/64 of the limit is free.
 
-        For queued bytes, it is the largest stalled session of the network with the most bytes in stalled sessions; for
-        incomplete messages, the largest session of the network that has sent the most.
+        The next one is always the largest of the network that has the most left. For queued bytes, stalled sessions count, and
+        for incomplete messages those that have sent some.
         """
-        loads: Mapping[Session, int]
-        if self.waiting_bytes > self.limits.queued_total_bytes:
+        limits, loads = self.limits, self.incoming
+        if self.waiting_bytes > limits.queued_total_bytes:
             loads = {session: session.held_bytes for session in self.stalled}
-        elif self.incoming_total_bytes > self.limits.incoming_total_bytes:
-            loads = self.incoming
+            least = to_free(self.waiting_bytes, limits.queued_total_bytes)
+        elif self.incoming_total_bytes > limits.incoming_total_bytes:
+            least = to_free(self.incoming_total_bytes, limits.incoming_total_bytes)
         else:
-            return None
-        networks: Counter[str] = Counter()
-        for session, load in loads.items():
-            networks[session.origin.network] += load
-        return max(loads, key=lambda one: (networks[one.origin.network], loads[one]), default=None)
+            return []
+        return enough(largest_first(loads), loads.__getitem__, least)

@@ -110,6 +110,17 @@ def test_messages_that_are_never_complete_are_bounded_for_all_together(make_worl
     assert world.relay.switch.incoming_total_bytes == 0 and not world.relay.switch.incoming
 
 
+def test_what_is_freed_lasts_for_a_while_so_that_not_each_read_causes_a_search(
+    make_world: Callable[..., World],
+) -> None:
+    world = make_world(incoming_total_bytes=640_000)
+    many = [world.connect(6, str(at)) for at in range(65)]
+    for client in many:
+        write(client, frame(b"", claimed=300_000)[:8] + bytes(10_000))
+    assert sum(client.lost for client in many) == 2
+    assert world.relay.switch.incoming_total_bytes < 630_000
+
+
 def test_what_the_networks_buffers_hold_counts_as_well(make_world: Callable[..., World]) -> None:
     world = make_world(queued_total_bytes=3_000_000)
     alice = world.connect(3, host="203.0.113.1")
