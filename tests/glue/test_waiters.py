@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import Clock
@@ -97,6 +99,16 @@ def test_the_first_in_line_goes_first():
     waiters.fire_first(3)
     with pytest.raises(StopIteration):
         waiters.fire_first(4)
+
+
+def test_a_long_line_goes_on_as_fast_as_a_short_one():
+    line: Waiters[None] = Waiters()
+    for _ in range(100_000):
+        line.wait()
+    cpu = time.process_time()
+    while line:
+        line.fire_first(None)
+    assert time.process_time() - cpu < 1.0
 
 
 def test_all_are_cancelled():
