@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
-from dmsg.serving.member import Leg
+from dmsg.serving.member import Leg, Member
 from dmsg.serving.shell import RelayShell
 
 #: The reason for not reading from a client.
@@ -37,6 +37,8 @@ class Backpressure:
         self._limit_s = limit_s
         #: Until when each client is held, and for which queue.
         self._held: dict[RelayShell, tuple[IDelayedCall, Leg[Any]]] = {}
+        #: The clients that are held for a queue towards each receiver.
+        self._held_for: dict[Member[Any], dict[RelayShell, None]] = {}
         #: Clients that were held for the longest time allowed, and their queue. They are removed once little waits in it.
         self._spent: dict[RelayShell, Leg[Any]] = {}
 
@@ -52,20 +54,29 @@ class Backpressure:
             longest = max(member.feeding, key=_size)
             if longest.queued_bytes > self._held_bytes:
                 self._held[shell] = self._reactor.callLater(self._limit_s, self._too_long, shell), longest
+                self._held_for.setdefault(longest.member, {})[shell] = None
                 shell.hold(_QUEUED, True)
 
-    def look_again(self) -> None:
-        """Data was taken or dropped: read again from clients with little data waiting."""
-        for shell in [shell for shell, (_, queue) in self._held.items() if not self._waits(queue)]:
-            self.let_go(shell)
+    def look_again(self, shell: RelayShell) -> None:
+        """The client of ``shell`` took data, or data from or for it was dropped: read again from clients with little waiting."""
+        if self._held and shell.member is not None:
+            for each in (shell, *self._held_for.get(shell.member, ())):
+                held = self._held.get(each)
+                if held is not None and not self._waits(held[1]):
+                    self.let_go(each)
 
     def let_go(self, shell: RelayShell) -> None:
         """Read from a client again, or forget it. Does nothing if it is being read from."""
         self._spent.pop(shell, None)
         held = self._held.pop(shell, None)
         if held is not None:
-            if held[0].active():
-                held[0].cancel()
+            call, queue = held
+            if call.active():
+                call.cancel()
+            others = self._held_for[queue.member]
+            del others[shell]
+            if not others:
+                del self._held_for[queue.member]
             shell.hold(_QUEUED, False)
 
     def _too_long(self, shell: RelayShell) -> None:

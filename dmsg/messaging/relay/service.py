@@ -86,14 +86,15 @@ class MessagingRelay(RelayService):
 
     def flushed(self, shell: Shell) -> None:
         """Read again from clients whose data was taken."""
-        self._backpressure.look_again()
+        assert isinstance(shell, RelayShell)
+        self._backpressure.look_again(shell)
 
     def connection_lost(self, shell: Shell, error: DmsgError | None, reason: Failure) -> None:
         """Forget a connection, tell its peers, and read again from clients whose data waited for it."""
         assert isinstance(shell, RelayShell)
         self._backpressure.let_go(shell)
         super().connection_lost(shell, error, reason)
-        self._backpressure.look_again()
+        self._backpressure.look_again(shell)
 
     def greet(self, origin: Origin, now: float) -> StrangerHandshake:
         """A link handshake, which takes a token of ``origin``."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ import pytest_twisted
 from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
 from twisted.internet.endpoints import TCP4ServerEndpoint
 from twisted.internet.protocol import ClientFactory, Factory, Protocol, connectionDone
+from twisted.internet.task import Clock
 from twisted.logger import capturedLogs
 from twisted.protocols.wire import Echo
 from twisted.python.failure import Failure
@@ -21,6 +24,7 @@ from dmsg.messaging.client.service import MessagingClient
 from dmsg.messaging.core.errors import LinkRefused
 from dmsg.messaging.core.limits import FIRST_FRAME_PAUSE_S, HANDSHAKE_TIMEOUT_S
 from dmsg.messaging.core.wire import CHANNEL_CLOSED, CHANNEL_OPENED, GO, OPEN_CHANNEL, SEND
+from dmsg.messaging.relay.backpressure import Backpressure
 from dmsg.messaging.relay.limits import RelayLimits
 from dmsg.messaging.relay.service import MessagingRelay
 from dmsg.testing.memory import MemoryNetwork
@@ -514,6 +518,36 @@ def test_a_peer_that_reads_nothing_holds_a_client_up_for_a_limited_time(world: W
     assert carol.take() == [Said(SEND, offer.channel_id, b"behind it")]
     [closed] = world.of(ev.TransportClosed)
     assert (closed.reason, closed.responder) == ("slow_consumer", str(bob.key.public_key))
+
+
+def test_clients_that_are_not_read_from_make_no_write_to_others_slower() -> None:
+    class Reader:
+        def __init__(self) -> None:
+            self.member = object()
+
+    class Held:
+        """A client with much data in one queue towards ``receiver``."""
+
+        def __init__(self, receiver: Any) -> None:
+            self.queue = SimpleNamespace(queued_bytes=1_000_000, member=receiver)
+            self.member = SimpleNamespace(queued_from=1_000_000, feeding=[self.queue])
+            self.holds: list[bool] = []
+
+        def hold(self, reason: str, held: bool) -> None:
+            self.holds.append(held)
+
+    pressure = Backpressure(Clock(), 1_000_000, 10.0)  # type: ignore[arg-type]
+    readers: list[Any] = [Reader() for _ in range(5_000)]
+    senders: list[Any] = [Held(reader.member) for reader in readers]
+    for sender in senders:
+        pressure.look_at(sender)
+    cpu = time.process_time()
+    for reader in readers:
+        pressure.look_again(reader)
+    assert time.process_time() - cpu < 0.2
+    senders[0].queue.queued_bytes = 0
+    pressure.look_again(readers[0])
+    assert [sender.holds for sender in senders] == [[True, False]] + [[True]] * 4_999
 
 
 def test_many_channels_of_a_peer_that_reads_nothing_hold_no_other_up(world: World) -> None:
