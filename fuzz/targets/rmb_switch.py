@@ -111,9 +111,11 @@ class _Relay:
         self.used[address.twin] = self.used.pop(address.twin, []) or [0, 0]
         if len(self.used) > _LIMITS.limited_twins:
             present = {one.address.twin for one in self.ends}
-            idle = [one for one in self.used if one not in present]
-            for one in idle[:1]:
-                del self.used[one]
+            for one in list(self.used)[:8]:
+                used = self.used.pop(one)
+                if one not in present:
+                    break
+                self.used[one] = used
         if choices.flag():
             session.caught_up()
             self.ends[session].stored = False

@@ -7,8 +7,11 @@ the registry, the store and federation.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
+from typing import Final
 
 from dmsg.rmb.core.address import SessionAddress
 from dmsg.rmb.core.errors import MalformedEnvelope, RelayProblem
@@ -19,6 +22,9 @@ from dmsg.rmb.core.wire import Envelope, encode_envelope, outline, parse_envelop
 from dmsg.rmb.relay.limits import RelayLimits
 from dmsg.rmb.relay.session import Session, Traffic
 from dmsg.serving.loads import enough, largest_first, to_free
+
+#: Rate limits that are looked at when one is to be forgotten: at most seven of eight are then of twins with sessions.
+_LOOKED_AT: Final = 8
 
 
 @dataclass(slots=True)
@@ -63,7 +69,7 @@ class Switch(Traffic):
         self.problems: list[tuple[int, RelayProblem]] = []
         self._of_twin: dict[int, dict[Session, None]] = {}
         self._limit = limit
-        self._limiters: dict[int, FixedWindow] = {}
+        self._limiters: OrderedDict[int, FixedWindow] = OrderedDict()
 
     # --- sessions --------------------------------------------------------------------------------------------------
 
@@ -111,9 +117,11 @@ class Switch(Traffic):
         limiter = self._limiters.pop(twin, None) or FixedWindow(limit)
         self._limiters[twin] = limiter
         if len(self._limiters) > self.limits.limited_twins:
-            idle = next((one for one in self._limiters if one not in self._of_twin), None)
-            if idle is not None:
-                del self._limiters[idle]
+            for one in list(islice(self._limiters, _LOOKED_AT)):
+                if one not in self._of_twin:
+                    del self._limiters[one]
+                    break
+                self._limiters.move_to_end(one)  # it has sessions: look at it again when all others had their turn
         return limiter
 
     # --- envelopes -------------------------------------------------------------------------------------------------

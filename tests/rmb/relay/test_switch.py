@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from dmsg.errors import RemoteProtocolError
@@ -255,6 +257,17 @@ def test_many_twins_do_not_wash_out_the_count_of_one_that_is_connected() -> None
         switch.leave(join(switch, twin))
     switch.route(one, [request(one.address, target.address)], 1.0, NOW)
     assert [Envelope.FromString(data).error.code for data in written(one)] == [120]
+
+
+def test_a_login_costs_no_more_where_many_twins_with_a_limit_are_connected() -> None:
+    switch = Switch(RelayLimits(limited_twins=20_000), limit=Limit(1, 10_000))
+    for twin in range(1, 20_001):
+        join(switch, twin)
+    cpu = time.process_time()
+    for twin in range(30_000, 30_500):
+        switch.leave(join(switch, twin))
+    assert time.process_time() - cpu < 0.15
+    assert len(switch.sessions) == 20_000
 
 
 def test_leaving_removes_only_oneself() -> None:
