@@ -19,6 +19,7 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from dmsg.errors import DmsgError
 from dmsg.eventlog.reasons import Reason
 from dmsg.eventlog.schema import Event, FederationAttempted, RelayRankChanged
+from dmsg.glue.in_turns import in_turns
 from dmsg.glue.waiters import Waiters
 from dmsg.rmb.core.errors import RelayProblem
 from dmsg.rmb.core.ranker import Ranker
@@ -163,13 +164,10 @@ class Federation:
         Envelopes in a longer pause after their passes fail at once.
         """
         self._stopped = True
-        for outgoing, call in list(self._outstanding.items()):
-            if call is not None and outgoing.passes % self.limits.passes == 0:
-                self._give_up(outgoing, RelayProblem.OVERLOADED)
+        await in_turns(self._outstanding, self._give_up_resting, self._clock)
         if self._outstanding:
             await self._idle.wait_at_most(limit_s, self._clock)
-        for outgoing in list(self._outstanding):
-            self._give_up(outgoing, RelayProblem.OVERLOADED)
+        await in_turns(self._outstanding, self._give_up_last, self._clock)
         if self._sweeping is not None:
             self._sweeping.cancel()
             self._sweeping = None
@@ -439,6 +437,14 @@ class Federation:
         if outgoing.in_doubt and problem.is_certain(problem.text):
             problem = RelayProblem.NOT_STORED  # after another problem a client may send it again over another relay
         self._failed(outgoing.envelope, problem)
+
+    def _give_up_resting(self, outgoing: Outgoing) -> None:
+        if outgoing.passes % self.limits.passes == 0 and self._outstanding.get(outgoing) is not None:
+            self._give_up(outgoing, RelayProblem.OVERLOADED)
+
+    def _give_up_last(self, outgoing: Outgoing) -> None:
+        if not outgoing.done:
+            self._give_up(outgoing, RelayProblem.OVERLOADED)
 
     def _tell_rank(self, relay: str, lane: Lane, now: float) -> None:
         rate = self._ranker.rate(relay, now)
