@@ -51,6 +51,8 @@ _PUBLISH_INTERVAL_S: Final = 5.0
 _CLOSE_TIMEOUT_S: Final = 2.0
 #: Seconds between two searches for bytes that have not moved. Even a slow network takes or brings 64 KiB in that time.
 _LOOK_S: Final = 10.0
+#: Clients found to be idle no more before a newcomer is turned away, in some 10 ms. The search goes on for the next newcomer.
+_PASSED_OVER: Final = 1_024
 #: Precision of the timeouts of the switch.
 _TICK_S: Final = 0.25
 
@@ -358,14 +360,16 @@ class RelayService(Service, ABC):
 
     def _make_room(self, shell: RelayShell) -> None:
         """End an idle connection if ``shell`` needs a place."""
-        while (victim := self.admission.victim(shell.origin)) is not None:
+        for _ in range(_PASSED_OVER):
+            victim = self.admission.victim(shell.origin)
+            if victim is None:
+                return
             member = victim.member
             assert member is not None
-            if member.legs:
-                self.admission.is_busy(victim)
-                continue
-            self._evict(member)
-            return
+            if not member.legs:
+                self._evict(member)
+                return
+            self.admission.is_busy(victim)
 
     def _drop_stale(self) -> None:
         """End the connections that make the relay hold too much for too long."""

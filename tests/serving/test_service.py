@@ -12,6 +12,7 @@ from dmsg.crypto.keys import SecretKey
 from dmsg.eventlog import schema as ev
 from dmsg.mux.core.wire import ACCEPT, CLOSE, FWD, OK, REQUEST, CloseReason
 from dmsg.mux.relay.limits import RelayLimits
+from dmsg.serving import service
 from dmsg.testing.memory import MemoryNetwork
 from dmsg.testing.network import LocalNetwork
 from dmsg.testing.raw import RawConnection, connect_raw
@@ -191,6 +192,28 @@ async def test_a_relay_that_stops_ends_its_transports_in_turns_and_tells_of_each
         assert len(ended) == 400 and {event.reason for event in ended} == {"server_draining"}
         told = [net.wait(client.next_frame(CLOSE, number)) for client in clients for number in numbers]
         assert {(await one).payload for one in told} == {bytes([CloseReason.SERVER_DRAINING])}
+
+
+# --- places ------------------------------------------------------------------------------------------------------------
+
+
+@pytest_twisted.ensureDeferred
+async def test_one_newcomer_searches_some_clients_for_an_idle_one_and_the_next_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(service, "_PASSED_OVER", 2)
+    async with Relay(connections=6) as net:
+        clients = [await net.admitted(f"10.0.0.{at}") for at in range(1, 7)]
+        for client in clients:
+            await net.transport(client, client, 2)
+            client.send_frame(CLOSE, 2, bytes([CloseReason.NORMAL]))
+        net.memory.advance(1.0)
+        for client in clients[:3]:
+            await net.transport(client, client, 4)
+        turned_away = await net.raw("10.0.1.1")
+        await net.wait(turned_away.lost())
+        await net.admitted("10.0.1.2")
+        assert [client.lost_reason is not None for client in clients] == [False] * 3 + [True] + [False] * 2
 
 
 # --- time --------------------------------------------------------------------------------------------------------------
