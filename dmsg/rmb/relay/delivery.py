@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
+from itertools import islice
 from typing import Any, Final, Protocol
 
 from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
 from twisted.internet.interfaces import IReactorTime
+from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
 from dmsg.rmb.core.address import SessionAddress
@@ -36,6 +38,10 @@ from dmsg.rmb.twins.errors import RegistryError
 _log = Logger()
 #: The reason given to the shell when it stops reading from a session, because too many of its envelopes are pending.
 HOLD: Final = "pending"
+#: The reason while envelopes of its last read wait for their turn.
+_TURNS: Final = "turns"
+#: Envelopes whose delivery is begun in one turn of the reactor: some 15 ms.
+AT_ONCE: Final = 256
 #: Bytes that an envelope under way counts besides its own bytes and its outline: 5.6 kB were measured for one that waits for
 #: the registry.
 _PARCEL_BYTES: Final = 5632
@@ -91,6 +97,7 @@ class Delivery:
         self._limits = switch.limits
         self._look_ups = LookUps(registry)
         self._store = store
+        self._clock = clock
         self._domains = frozenset(domain.lower() for domain in domains)
         self._unix_time = unix_time
         self._flush = flush
@@ -103,20 +110,45 @@ class Delivery:
 
     # --- from sessions ---------------------------------------------------------------------------------------------
 
-    def take(self, parcels: Sequence[Parcel]) -> None:
-        """Deliver ``parcels``. The relay stops reading from their session while too many are pending."""
-        limits = self._limits
-        left = deque(parcels)
-        while left:  # start another task whenever the one before has to wait
-            self.background.run(self._carry_some(left))
-        for session in {parcel.session for parcel in parcels}:
-            assert session is not None
-            if session.pending > limits.pending_per_session or session.pending_bytes > limits.pending_session_bytes:
-                session.owner.hold(HOLD, True)
+    def take(self, session: Session, parcels: Sequence[Parcel]) -> None:
+        """Deliver ``parcels`` of ``session``. The relay stops reading from it while too many are pending.
 
-    async def _carry_some(self, parcels: deque[Parcel]) -> None:
-        """Deliver parcels until none is left or one has to wait, so that a task is needed only for each that waits."""
-        while parcels:
+        One read may have 1,800 short envelopes, some 100 ms of work. The later ones wait for their turns as long as their
+        network has room for that.
+        """
+        left = deque(parcels)
+        self._begin(session, left, len(left) - AT_ONCE)
+        if not left:
+            return
+        network, size = session.origin.network, sum(map(_size, left))
+        if self.pending.has(network, size):
+            self.background.run(self._take_in_turns(session, left, network, size))
+        else:
+            self._begin(session, left, 0)
+
+    async def _take_in_turns(self, session: Session, left: deque[Parcel], network: str, size: int) -> None:
+        self.pending.take(network, size)
+        session.owner.hold(_TURNS, True)
+        while left:
+            await deferLater(self._clock, 0)
+            self.pending.give_back(network, sum(map(_size, islice(left, AT_ONCE))))  # they count themselves from now on
+            self._begin(session, left, len(left) - AT_ONCE)
+            self._flush()
+        if session.owner is not None:  # it may have ended
+            session.owner.hold(_TURNS, False)
+
+    def _begin(self, session: Session, left: deque[Parcel], most_left: int) -> None:
+        """Begin to deliver parcels until there are only ``most_left``."""
+        limits = self._limits
+        while left and len(left) > most_left:  # start another task whenever the one before has to wait
+            self.background.run(self._carry_some(left, most_left))
+        full = session.pending > limits.pending_per_session or session.pending_bytes > limits.pending_session_bytes
+        if full and session.owner is not None:
+            session.owner.hold(HOLD, True)
+
+    async def _carry_some(self, parcels: deque[Parcel], most_left: int) -> None:
+        """Deliver parcels until there are only ``most_left`` or one has to wait, so that only those that wait need a task."""
+        while parcels and len(parcels) > most_left:
             parcel = parcels.popleft()
             session, size = parcel.session, _size(parcel)
             assert session is not None

@@ -270,7 +270,7 @@ class RmbRelay(Service):
             self.admission.carries(session)
             self.admission.rests(session)
         if parcels:
-            self.delivery.take(parcels)
+            self.delivery.take(session, parcels)
         if is_over:
             self._forget(session)
 

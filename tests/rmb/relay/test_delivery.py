@@ -424,6 +424,60 @@ def test_a_session_whose_network_takes_a_minute_and_a_half_for_one_long_envelope
     assert uids(bob) == ["long", "next"] and not bob.lost
 
 
+def test_many_envelopes_of_one_read_are_delivered_in_turns_and_in_order(world: World) -> None:
+    alice, bob = world.connect(1), world.connect(2)
+    progress = []
+
+    def look() -> None:
+        progress.append(world.relay.switch.counts.stored)
+        if progress[-1] < 1_000 and len(progress) < 100:
+            world.network.callLater(0, look)
+
+    sent = [str(at) for at in range(1_000)]
+    for uid in sent:
+        alice.shell.send(alice.envelope(5, uid).SerializeToString())
+    alice.shell.flush()
+    world.network.callLater(0, look)
+    world.turn()
+    assert len({count for count in progress if 0 < count < 1_000}) > 1, "others had their turns"
+    alice.send(alice.envelope(5, "last"), alice.envelope(2, "to bob"))
+    assert stored(world, 5) == [*sent, "last"] and uids(bob) == ["to bob"]
+    assert not world.relay.delivery.pending.used
+
+
+def test_a_relay_that_stops_delivers_all_of_a_read_that_is_delivered_in_turns(world: World) -> None:
+    alice = world.connect(1)
+    stopping: list[Deferred[None]] = []
+
+    def stop() -> None:
+        if not stopping and world.relay.switch.counts.stored:
+            stopping.append(world.relay.stopService())
+        elif not stopping:
+            world.network.callLater(0, stop)
+
+    sent = [str(at) for at in range(1_000)]
+    for uid in sent:
+        alice.shell.send(alice.envelope(5, uid).SerializeToString())
+    alice.shell.flush()
+    world.network.callLater(0, stop)
+    world.network.advance(10)
+    assert result_of(stopping[0]) is None and alice.closed is not None
+    assert stored(world, 5) == sent
+    world.relay.startService()
+
+
+def test_envelopes_of_one_read_for_which_there_is_no_room_to_wait_are_delivered_at_once(
+    make_world: Callable[..., World],
+) -> None:
+    world = make_world(pending_total_bytes=100_000)
+    alice = world.connect(1)
+    for at in range(1_000):
+        alice.shell.send(alice.envelope(5, str(at)).SerializeToString())
+    alice.shell.flush()
+    world.turn()
+    assert stored(world, 5) == [str(at) for at in range(1_000)] and not alice.received
+
+
 def test_all_that_waits_is_bounded_and_the_network_that_has_most_gives_way(make_world: Callable[..., World]) -> None:
     world = make_world(queued_total_bytes=3_000_000, queue_bytes=1_000_000)
     world.registry.add(*range(100, 120))
