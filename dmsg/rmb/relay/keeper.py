@@ -28,8 +28,8 @@ from dmsg.rmb.relay.switch import Switch
 #: Seconds after a failure of the store until it is asked again.
 _RETRY_S: Final = 2.0
 #: Envelopes of one session that are brought back to the store at a time, and sessions at a time: one by one would take long,
-#: and a store in a file takes 4,096 pushes at a time.
-_RETURNED_AT_ONCE: Final = 256
+#: a store in a file takes 4,096 pushes at a time, and one in memory needs some 30 ms for all of these.
+_RETURNED_AT_ONCE: Final = 64
 _SESSIONS_AT_ONCE: Final = 8
 #: Remembered ids of envelopes that ended sessions were given but that could not be deleted: some 100 bytes each.
 _UNDELETED: Final = 65_536
@@ -311,11 +311,15 @@ class Keeper:
                     self._returns.over()
                 try:
                     full = await self._return_some(address, some)
+                    if full and self._give_back(address, full, unwritten, at):
+                        break
+                    if at < len(unwritten):
+                        await deferLater(
+                            self._clock, 0
+                        )  # give others a turn, because a store in memory answers at once
                 finally:
                     if not is_away:
                         self._returns.over()
-                if full and self._give_back(address, full, unwritten[at:]):
-                    break
             if done and not await self._delete(address, done):
                 self._remember(address, done)
         finally:
@@ -382,8 +386,10 @@ class Keeper:
             self._away_until = self._clock.seconds() + _RETRY_S
         return [(data, error) for data, error in zip(some, errors, strict=True) if isinstance(error, StoreFull)]
 
-    def _give_back(self, address: SessionAddress, full: list[tuple[bytes, StoreFull]], rest: list[bytes]) -> bool:
-        """Let the session keep ``full``, for which the store has no room, and ``rest``, which is then not tried.
+    def _give_back(
+        self, address: SessionAddress, full: list[tuple[bytes, StoreFull]], unwritten: list[bytes], at: int
+    ) -> bool:
+        """Let the session keep ``full``, for which the store has no room, and ``unwritten`` from ``at`` on, which is not tried.
 
         Returns whether the session is connected. If it is not, ``full`` is lost.
         """
@@ -391,7 +397,7 @@ class Keeper:
         if session is not None:
             session.full_until = self._clock.seconds() + _RETRY_S
             session.full_for = {parse_envelope(data).source.twin for data in lost}
-            lost = session.put_back([*lost, *rest])
+            lost = session.put_back([*lost, *unwritten[at:]])
         for data in lost:
             self._lose(data, full[0][1])
         return session is not None
