@@ -12,7 +12,7 @@ from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any, Final, TypeVar
 
 from treq.client import HTTPClient
-from twisted.internet.defer import CancelledError, Deferred, DeferredSemaphore
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.error import ConnectionClosed
 from twisted.internet.interfaces import IReactorTime
 from twisted.internet.protocol import Protocol, connectionDone
@@ -25,6 +25,7 @@ from zope.interface import implementer
 
 from dmsg.foreign import quoted
 from dmsg.glue.connecting import tls_problem
+from dmsg.glue.line import Line
 from dmsg.http.errors import NoAnswer
 from dmsg.http.heads import HeadLimitedEndpoints
 
@@ -126,20 +127,19 @@ class _Turns:
     """At most :data:`CALLS_AT_ONCE` calls of one host at a time; the others get their turn in the order in which they came."""
 
     def __init__(self) -> None:
-        self._hosts: dict[Hashable, DeferredSemaphore] = {}
+        self._hosts: dict[Hashable, Line] = {}
 
     @asynccontextmanager
     async def turn(self, host: Hashable) -> AsyncIterator[None]:
         """Within this context, it is the caller's turn to call ``host``."""
-        turns = self._hosts.get(host)
-        if turns is None:
-            turns = self._hosts[host] = DeferredSemaphore(CALLS_AT_ONCE)
-        await turns.acquire()
+        line = self._hosts.get(host)
+        if line is None:
+            line = self._hosts[host] = Line(CALLS_AT_ONCE)
+        await line.turn()
         try:
             yield
         finally:
-            turns.release()
-            if turns.tokens == turns.limit and self._hosts.get(host) is turns:
+            if line.over():
                 del self._hosts[host]  # strangers may name the hosts
 
 

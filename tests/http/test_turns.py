@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
+from twisted.internet.defer import CancelledError, Deferred, ensureDeferred, fail
+from twisted.internet.error import ConnectionRefusedError as TwistedConnectionRefused
 from twisted.internet.protocol import Factory, Protocol
+from twisted.internet.task import Clock
 from twisted.python.failure import Failure
+from twisted.web.iweb import IAgent
+from zope.interface import implementer
 
 from dmsg.http.client import CALLS_AT_ONCE, HttpCaller
 from dmsg.http.errors import NoAnswer
@@ -134,3 +138,38 @@ def test_calls_that_fail_give_their_turn_on() -> None:
     calls.memory.advance(5)
     assert len(calls.ended) == 3 * CALLS_AT_ONCE
     assert all(isinstance(end, Failure) and end.check(NoAnswer) for end in calls.ended.values())
+
+
+@implementer(IAgent)
+class Failing:
+    """Its first requests fail when :meth:`end` is called, and those that come after that at once."""
+
+    def __init__(self) -> None:
+        self.under_way: list[Deferred[Any]] = []
+        self.has_ended = False
+
+    def request(self, *_: object) -> Deferred[Any]:
+        if self.has_ended:
+            return fail(TwistedConnectionRefused())
+        self.under_way.append(Deferred())
+        return self.under_way[-1]
+
+    def end(self) -> None:
+        self.has_ended = True
+        for request in self.under_way:
+            request.errback(TwistedConnectionRefused())
+        self.under_way.clear()
+
+
+def test_many_calls_that_fail_at_once_when_their_turn_comes_all_fail_and_leave_all_turns_to_others() -> None:
+    """As over an agent of one's own whose connection has gone."""
+    agent, ended = Failing(), []
+    caller = HttpCaller(agent, Clock())
+    for _ in range(2):
+        agent.has_ended = False
+        for _ in range(20 * CALLS_AT_ONCE):
+            call = ensureDeferred(caller.call("GET", "http://one.example/", limit_bytes=100))
+            call.addErrback(lambda failure: ended.append(str(failure.value)))
+        assert len(agent.under_way) == CALLS_AT_ONCE
+        agent.end()
+    assert Counter(ended) == {"ConnectionRefusedError ('Connection was refused by other side.')": 40 * CALLS_AT_ONCE}

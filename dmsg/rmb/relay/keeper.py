@@ -13,13 +13,13 @@ from twisted.internet.defer import Deferred, ensureDeferred, gatherResults
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.internet.task import deferLater
 
+from dmsg.glue.line import Line
 from dmsg.rmb.core.address import SessionAddress
 from dmsg.rmb.core.errors import RelayProblem
 from dmsg.rmb.core.lifetime import remaining
 from dmsg.rmb.core.wire import Envelope, parse_envelope
 from dmsg.rmb.relay.background import Background
 from dmsg.rmb.relay.errors import StoreError, StoreFull
-from dmsg.rmb.relay.line import Line
 from dmsg.rmb.relay.pushes import Pushes
 from dmsg.rmb.relay.session import Session
 from dmsg.rmb.relay.stores.base import QueueStore

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from dmsg.glue.line import Line
 from dmsg.rmb.core.twin import Twin
 from dmsg.rmb.interfaces import ITwinRegistry
-from dmsg.rmb.relay.line import Line
 
 #: Look-ups for one network at a time: a registry that asks a chain runs 64 in all, of some 50 ms each.
 LOOK_UPS_PER_NETWORK: Final = 16
