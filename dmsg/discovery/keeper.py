@@ -142,12 +142,14 @@ class EntryKeeper:
         self._signatures: deque[str] = deque(maxlen=POSTS_REMEMBERED)
         #: These two entries, while this program withdraws what it has published.
         self._withdrawn: list[Entry] = []
+        #: Whether nothing is to be published before the next :meth:`want`, because the entry was withdrawn.
+        self._rests = False
         self._closed = False
 
     def want(self, wanted: WantedEntry) -> None:
         """Publish ``wanted`` from now on."""
-        if wanted != self._entry_wanted:
-            self._entry_wanted = wanted
+        if wanted != self._entry_wanted or self._rests:
+            self._entry_wanted, self._rests = wanted, False
             self._change()
 
     async def published(self) -> None:
@@ -176,7 +178,7 @@ class EntryKeeper:
         self._waiters.fail(DiscoveryUnavailable("the registrar was closed"))
         mine = [one for one in (self._taken, self._posted) if one is not None]
         if withdraw:
-            self._entry_wanted = self._entry_wanted.withdrawn()
+            self._entry_wanted, self._rests = self._entry_wanted.withdrawn(), True
         if withdraw and mine:
             self._withdrawn = mine
             try:
@@ -197,7 +199,7 @@ class EntryKeeper:
         if self._closed:
             self._closed = False
             self._renew_at_s = float("-inf")
-            if self._wanted and self._entry_wanted != self._entry_wanted.withdrawn():
+            if self._wanted and not self._rests:
                 self._change()
 
     # --- when ----------------------------------------------------------------------------------------------------

@@ -457,6 +457,35 @@ async def test_what_goes_on_leaves_the_entry_of_another_alone_until_it_has_somet
     assert (await world.stored()).client == ClientPart(tuple(keys[1:]))
 
 
+@pytest.mark.parametrize("withdraw", [True, False])
+@pytest.mark.parametrize("is_server", [True, False])
+@pytest_twisted.ensureDeferred
+async def test_what_goes_on_with_nothing_to_offer_keeps_its_entry(
+    world: World, is_server: bool, withdraw: bool
+) -> None:
+    """A relay that is full, or a client that has lost all its relays: what it publishes looks as if it was withdrawn."""
+
+    def publish() -> None:
+        if is_server:
+            world.registrar.set_server(RELAY, 0)
+        else:
+            world.registrar.set_client([])
+
+    publish()
+    await world.registrar.close(withdraw=withdraw)  # before the first post
+    world.registrar.reopen()
+    publish()
+    published = defer.Deferred.fromCoroutine(world.registrar.published())
+    world.run(1)
+    assert published.called
+    await world.registrar.close(withdraw=withdraw)
+    world.registrar.reopen()
+    publish()
+    world.run(4000, 10)
+    assert len(world.discovery.posts) > (60 if is_server else 1)
+    assert await world.stored() == world.discovery.posts[-1]
+
+
 @pytest_twisted.ensureDeferred
 async def test_what_is_published_again_by_who_went_on_is_left_by_the_other_one(world: World, keys: Any) -> None:
     world.registrar.set_client(keys)
