@@ -276,7 +276,7 @@ class EntryKeeper:
         base = None if self.entry is None or is_others else self._after(self.entry)
         if refresh and not self._has_server:
             base, refresh = None, False
-        elif not refresh and self._has_wanted:
+        elif not refresh and self._has_wanted and (self._closed or self._clock.seconds() < self._renew_at_s):
             return  # it was changed and changed back
         restart: _Base | None = None
         for _ in range(ATTEMPTS):

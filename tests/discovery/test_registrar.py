@@ -457,6 +457,25 @@ async def test_what_goes_on_leaves_the_entry_of_another_alone_until_it_has_somet
     assert (await world.stored()).client == ClientPart(tuple(keys[1:]))
 
 
+@pytest.mark.parametrize("is_server", [True, False])
+@pytest_twisted.ensureDeferred
+async def test_what_goes_on_after_discovery_has_lost_its_entry_publishes_it_at_once(
+    world: World, keys: Any, is_server: bool
+) -> None:
+    """It was closed without a withdrawal, and discovery may have lost the entry meanwhile, or have one of another process."""
+    if is_server:
+        world.registrar.set_server(RELAY, 5)
+    else:
+        world.registrar.set_client(keys)
+    world.run(1)
+    await world.registrar.close()
+    world.discovery.store = MemoryStore()
+    world.registrar.reopen()
+    published = defer.Deferred.fromCoroutine(world.registrar.published())
+    world.run(1)
+    assert published.called and await world.stored() == world.discovery.posts[-1]
+
+
 @pytest.mark.parametrize("withdraw", [True, False])
 @pytest.mark.parametrize("is_server", [True, False])
 @pytest_twisted.ensureDeferred
