@@ -393,7 +393,7 @@ class LimitedSite(Site):
         self._emptied: Waiters[None] = Waiters()
         #: Connections that were closed to make room for others, and those that were refused.
         self.evicted = self.refused = 0
-        #: Requests refused for their length, the number of their arguments, or want of room for their body.
+        #: Requests refused for the length of their body, want of room for it, or the number of their arguments.
         self.requests_refused = 0
         #: The standing of the channels.
         self.places: Places[LimitedChannel] = Places()
