@@ -373,13 +373,13 @@ class _Guarded(Resource):
     def render(self, request: Any) -> Any:
         """Answer ``request``."""
         answer = self._first(request)
-        if answer is not None:
-            return b"" if request.method == b"HEAD" else answer
-        try:
-            b"/".join([*request.prepath, *request.postpath, request.getRequestHostname()]).decode("utf-8")
-            return self._routed.render(request)
-        except (ValueError, HTTPException):  # not UTF-8, or an invalid host name; nothing is written yet
-            return self._reject(request, 400, "error bad input")
+        if answer is None:
+            try:
+                b"/".join([*request.prepath, *request.postpath, request.getRequestHostname()]).decode("utf-8")
+                return self._routed.render(request)
+            except (ValueError, HTTPException):  # not UTF-8, or an invalid host name; nothing is written yet
+                answer = self._reject(request, 400, "error bad input")
+        return b"" if request.method == b"HEAD" else answer  # Twisted logs a line where it has to drop the body
 
 
 def make_site(resource: IResource, *, reactor: Any, limits: DiscoveryLimits | None = None) -> Site:

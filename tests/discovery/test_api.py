@@ -11,6 +11,7 @@ import pytest
 import pytest_twisted
 from treq.client import HTTPClient
 from twisted.internet import defer, endpoints, protocol
+from twisted.logger import capturedLogs, formatEvent
 from twisted.web.http_headers import Headers
 from twisted.web.server import Site
 from zope.interface import implementer
@@ -336,6 +337,16 @@ async def test_a_request_for_nothing_is_an_event_too(api: Harness) -> None:
         ("GET", "unknown", 404, "other", ""),
         ("GET", "unknown", 429, "too many requests", ""),
     ]
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_head_of_a_path_that_cannot_be_routed_writes_no_line_to_the_log(api: Harness) -> None:
+    api.start()
+    with capturedLogs() as lines:
+        for path in ("/discovery/entries/%FF", "/%FF"):
+            assert (await api.ask("HEAD", path))[:2] == (400, None)
+    assert not [text for text in map(formatEvent, lines) if "HEAD" in text]
+    assert [(e.path, e.status) for e in api.events.seen] == [("discovery/entries", 400), ("unknown", 400)]
 
 
 @pytest_twisted.ensureDeferred
