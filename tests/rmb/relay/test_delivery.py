@@ -446,6 +446,25 @@ def test_many_envelopes_of_one_read_are_delivered_in_turns_and_in_order(world: W
     assert not world.relay.delivery.pending.used
 
 
+@pytest.mark.parametrize("room", [1 << 26, 2_000_000])
+def test_what_comes_in_several_pieces_is_delivered_in_order_too(make_world: Callable[..., World], room: int) -> None:
+    """As over TLS, which hands over all that it has read, a record at a time, though the session is not read from any more."""
+    world = make_world(pending_total_bytes=room)
+    alice, pieces = world.connect(1), []
+    for at in range(0, 1_500, 300):
+        for number in range(at, at + 300):
+            alice.shell.core.send(alice.envelope(5, str(number)).SerializeToString())
+        pieces.append(b"".join(iter(alice.shell.core.data_to_send, b"")))
+    [session] = world.relay.switch.sessions.values()
+    for piece in pieces:
+        session.owner.dataReceived(piece)
+    world.settle()
+    alice.send(alice.envelope(5, "1500"))
+    numbers, refused = [int(uid) for uid in stored(world, 5)], [int(uid) for uid, *_ in errors(alice)]
+    assert numbers == sorted(numbers) and sorted(numbers + refused) == list(range(1_501))
+    assert bool(refused) is (room < 1 << 26) and not world.relay.delivery.pending.used
+
+
 def test_a_relay_that_stops_delivers_all_of_a_read_that_is_delivered_in_turns(world: World) -> None:
     alice = world.connect(1)
     stopping: list[Deferred[None]] = []
