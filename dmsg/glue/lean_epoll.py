@@ -16,6 +16,7 @@ from dmsg.glue.busy_wait import BusyWait
 from dmsg.glue.cpu_limit import has_cpu_limit
 
 _guarded: Final = Logger().failureHandler("Unexpected error in main loop")
+_from_thread: Final = Logger().failureHandler("Unexpected error in a call from a thread")
 #: The longest wait that epoll takes, in seconds: its milliseconds are a C int.
 _LONGEST_S: Final = 2_147_483.0
 #: Where a timed call is later than this, in seconds, what has come meanwhile is read first.
@@ -64,6 +65,14 @@ class LeanEpollReactor(EPollReactor):
             self._soon.popleft()()
         self.doPoll(0 if self._soon else delay)  # type: ignore[no-untyped-call]
 
+    def _call_for_threads(self) -> None:
+        """Make the calls that threads asked for: not with the timed calls, all of which a slow one would make late."""
+        calls = self.threadCallQueue
+        for call, arguments, keywords in (asked := calls[:]):
+            with _from_thread:
+                call(*arguments, **keywords)
+        del calls[: len(asked)]
+
     def mainLoop(self) -> None:
         """Run until the reactor is stopped."""
         while self._started:
@@ -76,11 +85,13 @@ class LeanEpollReactor(EPollReactor):
         while self._started:
             for _ in range(len(soon)):
                 soon.popleft()()
+            if self.threadCallQueue:
+                self._call_for_threads()
             calls = self._pendingTimedCalls
             wait_s = min(calls[0].time - seconds(), _LONGEST_S) if calls else _LONGEST_S
             if wait_s < -_LATE_S and reads_first:
                 reads_first, wait_s = False, 0
-            elif wait_s <= 0 or self._newTimedCalls or self.threadCallQueue or self._justStopped:
+            elif wait_s <= 0 or self._newTimedCalls or self._justStopped:
                 reads_first = True
                 self.runUntilCurrent()
                 due_s = self.timeout() if self.running else 0

@@ -197,14 +197,17 @@ def test_setting_the_clock_of_the_machine_moves_no_timed_call(ahead_s: float) ->
     assert (done.stdout, done.stderr) == ("in time\n", "")
 
 
-def test_after_the_process_stood_still_what_came_meanwhile_is_read_before_time_limits_expire(own: Any) -> None:
+@pytest.mark.parametrize("where", ["at_end_of_turn", "callFromThread"])
+def test_after_the_process_stood_still_what_came_meanwhile_is_read_before_time_limits_expire(
+    own: Any, where: str
+) -> None:
     real, order, ahead_s = own.seconds, list[str](), 0.0
     own.seconds = lambda: real() + ahead_s
 
     class Reader(Recorder):
         def connectionMade(self) -> None:
             own.callLater(5.0, order.append, "silent for 5 s")
-            own.callLater(0.01, own.at_end_of_turn, stand_still)
+            own.callLater(0.01, getattr(own, where), stand_still)
 
         def dataReceived(self, data: bytes) -> None:
             order.append("read")
