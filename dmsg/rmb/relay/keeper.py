@@ -314,9 +314,7 @@ class Keeper:
                     if full and self._give_back(address, full, unwritten, at):
                         break
                     if at < len(unwritten):
-                        await deferLater(
-                            self._clock, 0
-                        )  # give others a turn, because a store in memory answers at once
+                        await deferLater(self._clock, 0)  # give others a turn: a store in memory answers at once
                 finally:
                     if not is_away:
                         self._returns.over()
