@@ -28,9 +28,11 @@ from dmsg.rmb.relay.switch import Switch
 #: Seconds after a failure of the store until it is asked again.
 _RETRY_S: Final = 2.0
 #: Envelopes of one session that are brought back to the store at a time, and sessions at a time: one by one would take long,
-#: a store in a file takes 4,096 pushes at a time, and one in memory needs some 30 ms for all of these.
-_RETURNED_AT_ONCE: Final = 64
+#: and a store in a file takes 4,096 pushes at a time.
+_RETURNED_AT_ONCE: Final = 256
 _SESSIONS_AT_ONCE: Final = 8
+#: Envelopes of one session in one turn of the reactor where the store answers at once: some 30 ms for all sessions.
+_RETURNED_IN_A_TURN: Final = 64
 #: Remembered ids of envelopes that ended sessions were given but that could not be deleted: some 100 bytes each.
 _UNDELETED: Final = 65_536
 #: Envelopes of a session brought back at a time to a store that has just failed: each may have to wait a second for it.
@@ -306,11 +308,11 @@ class Keeper:
                 await self._returns.turn()
                 is_away = self._clock.seconds() < self._away_until
                 some = unwritten[at : at + (_RETURNED_WHILE_AWAY if is_away else _RETURNED_AT_ONCE)]
-                at += len(some)
                 if is_away:
                     self._returns.over()
                 try:
-                    full = await self._return_some(address, some)
+                    tried, full = await self._return_some(address, some)
+                    at += tried
                     if full and self._give_back(address, full, unwritten, at):
                         break
                     if at < len(unwritten):
@@ -376,13 +378,20 @@ class Keeper:
         if self._undeleted and not self._is_deleting:
             self._delete_now()
 
-    async def _return_some(self, address: SessionAddress, some: list[bytes]) -> list[tuple[bytes, StoreFull]]:
-        """Store ``some``; gives those for which there is no room."""
-        storing: list[Deferred[Any]] = [ensureDeferred(self._store_quietly(address, data)) for data in some]
+    async def _return_some(
+        self, address: SessionAddress, some: list[bytes]
+    ) -> tuple[int, list[tuple[bytes, StoreFull]]]:
+        """Store ``some``, or only the first where the store answers at once; gives their number, and those it has no room for."""
+        storing: list[Deferred[Any]] = []
+        for data in some:
+            storing.append(ensureDeferred(self._store_quietly(address, data)))
+            if len(storing) == _RETURNED_IN_A_TURN and storing[-1].called:
+                break
         errors = await gatherResults(storing, consumeErrors=True)
         if any(isinstance(error, StoreError) and not isinstance(error, StoreFull) for error in errors):
             self._away_until = self._clock.seconds() + _RETRY_S
-        return [(data, error) for data, error in zip(some, errors, strict=True) if isinstance(error, StoreFull)]
+        full = [(data, error) for data, error in zip(some, errors, strict=False) if isinstance(error, StoreFull)]
+        return len(storing), full
 
     def _give_back(
         self, address: SessionAddress, full: list[tuple[bytes, StoreFull]], unwritten: list[bytes], at: int

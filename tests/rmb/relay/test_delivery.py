@@ -705,7 +705,7 @@ def test_however_many_sessions_end_at_once_the_store_is_not_given_all_they_had_a
     world.turn()
     for _ in range(100):
         world.network.advance(0.01)
-    assert 256 < store.most <= 512 and not store.under_way
+    assert 1_000 < store.most <= 2_048 and not store.under_way
     for client in clients:
         assert stored(world, *client.address)[-100:] == [str(at) for at in range(300, 400)]
 
