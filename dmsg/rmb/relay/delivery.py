@@ -103,8 +103,6 @@ class Delivery:
         self._flush = flush
         #: Bytes under way, by the networks they come from.
         self.pending: Room = Room(self._limits.pending_total_bytes)
-        #: Of sessions whose envelopes wait for their turns: the envelopes that came after these.
-        self._later: dict[Session, list[Parcel]] = {}
         #: Tasks that bring envelopes to the store, to other relays, or from the store to sessions.
         self.background = Background(clock)
         #: Moves envelopes to the store and back.
@@ -118,8 +116,8 @@ class Delivery:
         One read may have 1,800 short envelopes, some 100 ms of work. The later ones wait for their turns as long as their
         network has room for that.
         """
-        if session in self._later:
-            self._put_later(session, parcels)
+        if session.later is not None:
+            self._put_later(session, session.later, parcels)
             return
         left = deque(parcels)
         self._begin(session, left, len(left) - AT_ONCE)
@@ -131,19 +129,19 @@ class Delivery:
         else:
             self._begin(session, left, 0)
 
-    def _put_later(self, session: Session, parcels: Sequence[Parcel]) -> None:
+    def _put_later(self, session: Session, later: list[Parcel], parcels: Sequence[Parcel]) -> None:
         """Keep the order: over TLS, what was read comes in pieces, also when the session is not read from any more."""
         network, size = session.origin.network, sum(map(_size, parcels))
         if self.pending.has(network, size):
             self.pending.take(network, size)
-            self._later[session] += parcels
+            later += parcels
         else:
             for parcel in parcels:
                 self._switch.refuse(parcel.envelope, RelayProblem.OVERLOADED, session, self._unix_time())
 
     async def _take_in_turns(self, session: Session, left: deque[Parcel], network: str, size: int) -> None:
         self.pending.take(network, size)
-        self._later[session] = []
+        session.later = []
         session.owner.hold(_TURNS, True)
         while left:
             await deferLater(self._clock, 0)
@@ -151,8 +149,8 @@ class Delivery:
             self._begin(session, left, len(left) - AT_ONCE)
             self._flush()
             if not left:
-                left, self._later[session] = deque(self._later[session]), []
-        del self._later[session]
+                left, session.later = deque(session.later), []
+        session.later = None
         if session.owner is not None:  # it may have ended
             session.owner.hold(_TURNS, False)
 

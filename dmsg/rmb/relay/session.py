@@ -64,6 +64,7 @@ class Session(WebSocket):
         "fetching",
         "full_for",
         "full_until",
+        "later",
         "limiter",
         "news",
         "number",
@@ -129,6 +130,8 @@ class Session(WebSocket):
         self.done: list[str] = []
         #: Envelopes it has sent that wait for the registry, the store or federation, and their bytes.
         self.pending = self.pending_bytes = 0
+        #: While envelopes of its last read wait for their turns: those that came after them.
+        self.later: list[Any] | None = None
         #: Whether it has sent anything.
         self.proved = False
         self.stalled_at: float | None = None

@@ -133,7 +133,9 @@ class Switch(Traffic):
         """
         self.now = session.used_at = now
         sessions, limiter, source, dirty = self.sessions, session.limiter, session.source, self.dirty
-        queue_bytes, is_returning = self.limits.queue_bytes, self.returning.used
+        # While earlier ones wait for their turns, all become parcels and wait behind these.
+        queue_bytes = self.limits.queue_bytes if session.later is None else -1
+        is_returning = self.returning.used
         now_s, latest = int(unix_s), unix_s + MAX_AHEAD_S  # as in :func:`~dmsg.rmb.core.lifetime.remaining`
         parcels: list[Parcel] = []
         full: set[Session] = set()  # all that follows for these becomes a parcel too: short ones must not overtake

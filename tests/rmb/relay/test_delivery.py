@@ -465,6 +465,30 @@ def test_what_comes_in_several_pieces_is_delivered_in_order_too(make_world: Call
     assert bool(refused) is (room < 1 << 26) and not world.relay.delivery.pending.used
 
 
+def test_what_comes_in_a_further_piece_does_not_overtake_a_long_one_that_waits_for_its_turn(
+    make_world: Callable[..., World],
+) -> None:
+    world = make_world(queue_bytes=500_000)
+    alice, bob = world.connect(1), world.connect(2)
+    bob.shell.hold("test", True)
+    for at in range(20):
+        alice.send(alice.envelope(2, uid=str(at), plain=bytes(40_000)))
+    pieces = []
+    for sent in ([*map(str, range(300))], ["long"], ["short"]):
+        for uid in sent:
+            to, size = (2, 40_000 if uid == "long" else 0) if len(sent) == 1 else (5, 0)
+            alice.shell.core.send(alice.envelope(to, uid, plain=bytes(size)).SerializeToString())
+        pieces.append(b"".join(iter(alice.shell.core.data_to_send, b"")))
+    shell = world.relay.switch.sessions[alice.address].owner
+    for piece in pieces:
+        shell.dataReceived(piece)
+    world.settle()
+    bob.shell.hold("test", False)
+    world.settle()
+    assert uids(bob) == [*map(str, range(20)), "long", "short"]
+    assert world.relay.switch.waiting_bytes == 0 and not world.relay.delivery.pending.used
+
+
 def test_a_relay_that_stops_delivers_all_of_a_read_that_is_delivered_in_turns(world: World) -> None:
     alice = world.connect(1)
     stopping: list[Deferred[None]] = []
