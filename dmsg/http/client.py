@@ -33,8 +33,8 @@ T = TypeVar("T")
 
 #: How long one call may take in all, in seconds.
 CALL_TIMEOUT_S: Final = 10.0
-#: Calls of one host at a time, each over a connection; more wait for their turn. A discovery allows an address 250 connections,
-#: and refuses all above that.
+#: Calls of one host with one method at a time, each over a connection; more wait for their turn. A discovery allows an address
+#: 250 connections, and refuses all above that. A POST does not wait for GETs: who stops has little time to withdraw an entry.
 CALLS_AT_ONCE: Final = 64
 #: Connections kept open to one host, and how long without use, in seconds: less than a server's idle timeout.
 POOL_CONNECTIONS: Final = 4
@@ -124,23 +124,23 @@ class _Pool(HTTPConnectionPool):
 
 
 class _Turns:
-    """At most :data:`CALLS_AT_ONCE` calls of one host at a time; the others get their turn in the order in which they came."""
+    """At most :data:`CALLS_AT_ONCE` calls of one kind at a time; the others get their turn in the order in which they came."""
 
     def __init__(self) -> None:
-        self._hosts: dict[Hashable, Line] = {}
+        self._lines: dict[Hashable, Line] = {}
 
     @asynccontextmanager
-    async def turn(self, host: Hashable) -> AsyncIterator[None]:
-        """Within this context, it is the caller's turn to call ``host``."""
-        line = self._hosts.get(host)
+    async def turn(self, kind: Hashable) -> AsyncIterator[None]:
+        """Within this context, it is the caller's turn for a call of this ``kind``: a host and a method."""
+        line = self._lines.get(kind)
         if line is None:
-            line = self._hosts[host] = Line(CALLS_AT_ONCE)
+            line = self._lines[kind] = Line(CALLS_AT_ONCE)
         await line.turn()
         try:
             yield
         finally:
             if line.over():
-                del self._hosts[host]  # strangers may name the hosts
+                del self._lines[kind]  # strangers may name the hosts
 
 
 @implementer(IAgent)
@@ -174,7 +174,8 @@ class _PlainAgent:
 class HttpCaller:
     """Sends requests through ``agent``, each within ``timeout_s`` seconds on ``clock``; raises ``NoAnswer``.
 
-    Of the calls of one host, :data:`CALLS_AT_ONCE` are under way at a time. The time that others wait for their turn counts.
+    Of the calls of one host with one method, :data:`CALLS_AT_ONCE` are under way at a time. The time that others wait for their
+    turn counts.
     """
 
     def __init__(self, agent: IAgent, clock: IReactorTime, *, timeout_s: float = CALL_TIMEOUT_S) -> None:
@@ -233,7 +234,7 @@ class HttpCaller:
 
         async def exchange() -> tuple[int, Headers, bytes]:
             where = _Url.from_text(url)
-            async with self._turns.turn((where.scheme, where.host.lower(), where.port)):
+            async with self._turns.turn((where.scheme, where.host.lower(), where.port, method)):
                 response = await self._http.request(
                     method, where, headers=sent, data=body, allow_redirects=False, unbuffered=True, reactor=clock
                 )

@@ -65,8 +65,8 @@ class Calls:
         self.caller = HttpCaller.connect(self.memory)
         self.ended: dict[str, Any] = {}
 
-    def begin(self, path: str, host: str = "one.example") -> Deferred[Any]:
-        call = ensureDeferred(self.caller.call("GET", f"http://{host}/{path}", limit_bytes=100))
+    def begin(self, path: str, host: str = "one.example", method: str = "GET") -> Deferred[Any]:
+        call = ensureDeferred(self.caller.call(method, f"http://{host}/{path}", limit_bytes=100))
         return call.addBoth(lambda outcome: self.ended.__setitem__(path, outcome))
 
     def answered(self) -> Counter[str]:
@@ -103,6 +103,18 @@ def test_a_host_that_is_silent_holds_up_no_other_host_and_no_call_for_longer_tha
     calls.memory.advance(5)
     assert calls.answered() == {"body": 1, "no answer within 10 s": CALLS_AT_ONCE + 11}
     assert silent.open == 0
+
+
+def test_what_is_published_does_not_wait_for_look_ups() -> None:
+    """A client that stops has 5 s to withdraw its entry, whatever it asks meanwhile."""
+    calls = Calls()
+    Server(calls.memory, "192.0.2.1", delay_s=1.0)
+    for number in range(10 * CALLS_AT_ONCE):
+        calls.begin(str(number))
+    calls.begin("entry", method="POST")
+    calls.memory.advance(2)
+    assert calls.ended["entry"][2] == b"body"
+    assert len(calls.ended) <= 2 * CALLS_AT_ONCE + 1
 
 
 def test_a_cancelled_call_gives_its_turn_to_the_next() -> None:
