@@ -87,6 +87,8 @@ class LeanEpollReactor(EPollReactor):
                 soon.popleft()()
             if self.threadCallQueue:
                 self._call_for_threads()
+            if not self._started:
+                return  # one of these calls has ended it
             calls = self._pendingTimedCalls
             wait_s = min(calls[0].time - seconds(), _LONGEST_S) if calls else _LONGEST_S
             if wait_s < -_LATE_S and reads_first:

@@ -392,6 +392,15 @@ def test_messages_that_follow_each_other_closely_are_all_echoed_and_timed_calls_
     assert pinger.ticks > took_s / 0.001 / 20
 
 
+@pytest.mark.parametrize("where", ["at_end_of_turn", "callFromThread"])
+def test_it_crashes_at_once_wherever_that_is_asked_for(own: Any, where: str) -> None:
+    """As trial does when the Deferred of a test fires."""
+    own.callLater(0, getattr(own, where), own.crash)
+    too_late = own.callLater(PATIENCE_S / 2, lambda: None)
+    run(own)
+    assert own.seconds() < too_late.getTime()
+
+
 def test_it_stops_in_order_and_crashes_at_once(own: Any) -> None:
     order: list[str] = []
     own.addSystemEventTrigger("before", "shutdown", order.append, "before")
