@@ -586,6 +586,18 @@ def test_a_session_that_connects_while_its_twin_is_looked_up_gets_it_directly(wo
     assert uids(bob) == ["a"] and not alice.received
 
 
+def test_envelopes_that_come_while_their_twin_is_looked_up_are_stored_in_order(world: World) -> None:
+    alice = world.connect(1)
+    world.registry.slow = slow = Deferred()
+    sent = [str(at) for at in range(40)]
+    alice.send(*[alice.envelope(5, uid) for uid in sent[:30]])
+    alice.send(*[alice.envelope(5, uid) for uid in sent[30:]])
+    world.registry.slow = None
+    slow.callback(None)
+    world.settle()
+    assert stored(world, 5) == sent
+
+
 def test_what_expires_while_its_twin_is_looked_up_is_not_delivered(world: World) -> None:
     alice = world.connect(1)
     world.registry.slow = waiting = Deferred()

@@ -44,6 +44,19 @@ def test_one_network_has_so_many_at_a_time_and_another_does_not_wait_for_it() ->
     assert len(look_ups) == 0
 
 
+def test_callers_that_ask_for_the_same_twin_go_on_in_their_order() -> None:
+    registry = Registry()
+    look_ups = LookUps(registry, 2)  # type: ignore[arg-type]
+    order: list[int] = []
+    for number, answer in enumerate(ask(look_ups, 1, 1, 2, 1, 1, 1)):
+        answer.addCallback(lambda _, number=number: order.append(number))
+    assert [number for number, _ in registry.open] == [1, 2]
+    registry.quick = True
+    while registry.open:
+        registry.answer()
+    assert order == [0, 1, 3, 4, 5, 2] and len(look_ups) == 0
+
+
 def test_a_long_line_is_answered_at_once_when_the_registry_knows_all_of_it() -> None:
     registry = Registry()
     look_ups = LookUps(registry, 1)  # type: ignore[arg-type]
