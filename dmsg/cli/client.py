@@ -43,6 +43,8 @@ async def open_client(settings: Settings, reactor: Any, *, listening: bool) -> A
     """
     if settings.discovery is None and not settings.servers:
         raise CommandError("give --discovery URL or --server PK@HOST:PORT", Exit.USAGE)
+    if listening and settings.min_servers == 0:
+        raise CommandError("min_servers: needs at least one, or no client finds this program", Exit.USAGE)
     parts = ClientParts(reactor, settings, settings.read_key())
     try:
         if parts.relays is not None:

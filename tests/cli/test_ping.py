@@ -127,6 +127,15 @@ async def test_a_listener_with_fewer_servers_than_it_was_told_says_what_it_tried
 
 
 @pytest_twisted.ensureDeferred
+async def test_a_listener_that_wants_no_server_is_told_at_once_that_nobody_would_find_it(bench, monkeypatch):
+    monkeypatch.setattr("dmsg.cli.client.CONNECT_TIMEOUT_S", 0.5)
+    with pytest.raises(CommandError, match="min_servers: needs at least one") as caught:
+        async with open_client(replace(bench.settings(), min_servers=0), bench.reactor, listening=True):
+            pytest.fail("it is not connected")
+    assert caught.value.exit is Exit.USAGE
+
+
+@pytest_twisted.ensureDeferred
 async def test_a_listener_whose_entry_is_not_taken_says_why(bench, monkeypatch):
     monkeypatch.setattr("dmsg.cli.client.CONNECT_TIMEOUT_S", 3.0)
     settings = replace(bench.settings(), servers=(bench.pinned[0],), discovery="http://127.0.0.1:1")
