@@ -12,6 +12,7 @@ from twisted.internet.defer import Deferred
 from dmsg.clients.sessions import S
 from dmsg.crypto.keys import PublicKey
 from dmsg.discovery.lookups import CallerLimits
+from dmsg.sansio.rate import check_more_than_zero
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,10 @@ class DialConfig:
     #: Entries cached for these purposes.
     entries: int = 1_024
     callers: CallerLimits = field(default_factory=CallerLimits)
+
+    def __post_init__(self) -> None:
+        """Raise ``ValueError`` for a time in which no peer can answer."""
+        check_more_than_zero(self, "timeout_s")
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dmsg.sansio.rate import check_limits
+
 
 @dataclass(frozen=True, slots=True)
 class ListenerLimits:
@@ -26,3 +28,7 @@ class ListenerLimits:
     #: A transport on which nothing was received or acknowledged for this long is closed with ``deadline``; 0 is no limit,
     #: because a shell or a subscription may rightly be silent for days.
     idle_timeout_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Raise ``ValueError`` for a number of offers or transports that lets none in."""
+        check_limits(self, "offers", "offers_per_key", "open_transports")

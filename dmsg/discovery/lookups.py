@@ -17,7 +17,7 @@ from dmsg.discovery.entry import DELEGATED_SERVERS_LIMIT, promises_security
 from dmsg.discovery.errors import DiscoveryError, DiscoveryUnavailable
 from dmsg.glue.waiters import Waiters
 from dmsg.interfaces import IDiscovery
-from dmsg.sansio.rate import TokenBucket
+from dmsg.sansio.rate import TokenBucket, check_limits
 
 T = TypeVar("T")
 
@@ -43,6 +43,9 @@ class CallerLimits:
     at_once: int = 8
     per_s: float = 10.0
     burst: int = 25
+
+    def __post_init__(self) -> None:
+        check_limits(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -300,10 +300,10 @@ def assemble(cls: type[T], role: str, values: Iterable[Value]) -> T:
     for missing in (one.setting for one in given.values() if one.value is MISSING):
         where = f"--{missing.option}, {missing.variable}, or [{role}] in --config"
         raise ConfigError(missing.name, f"must be given ({where})")
-    return _build(cls, None, (), given)
+    return _build(cls, role, None, (), given)
 
 
-def _build(cls: type[T], made: T | None, path: tuple[str, ...], given: Mapping[tuple[str, ...], Value]) -> T:
+def _build(cls: type[T], role: str, made: T | None, path: tuple[str, ...], given: Mapping[tuple[str, ...], Value]) -> T:
     hints = get_type_hints(cls)
     arguments: dict[str, Any] = {}
     for each in dataclasses.fields(cls):  # type: ignore[arg-type]
@@ -312,15 +312,18 @@ def _build(cls: type[T], made: T | None, path: tuple[str, ...], given: Mapping[t
             arguments[each.name] = given[here].value
         elif not has_kind(hints[each.name]) and any(place[: len(here)] == here for place in given):
             inner = getattr(made, each.name) if made is not None else default_of(each)
-            arguments[each.name] = _build(hints[each.name], inner, here, given)
+            arguments[each.name] = _build(hints[each.name], role, inner, here, given)
     try:
         return cls(**arguments) if made is None else dataclasses.replace(made, **arguments)  # type: ignore[type-var]
     except ConfigError as error:
         named = [str(one.origin) for one in given.values() if one.setting.name == error.option]
         raise ConfigError(error.option, error.problem, ", ".join(named)) from None
     except ValueError as error:
-        origins = dict.fromkeys(str(one.origin) for place, one in given.items() if place[: len(path)] == path)
-        raise ConfigError(".".join(path), str(error), ", ".join(origins)) from None
+        inside = [one for place, one in given.items() if place[: len(path)] == path]
+        # its place in the file, where flat groups have none
+        group = next((one.setting.place[: len(path) - len(one.setting.path)] for one in inside), path)
+        origins = dict.fromkeys(str(one.origin) for one in inside)
+        raise ConfigError(".".join(group) or role, str(error), ", ".join(origins)) from None
 
 
 def resolve(cls: type[T], role: str, options: Mapping[str, Any], environ: Mapping[str, str], **how: Any) -> T:

@@ -34,6 +34,7 @@ from dmsg.relays.session import CLOSED, S
 from dmsg.relays.state import RelayFile
 from dmsg.relays.whereabouts import ANOTHER_PROTOCOL, Whereabouts
 from dmsg.sansio.backoff import Backoff
+from dmsg.sansio.rate import check_more_than_zero
 
 #: Idle sessions made only for dials that are kept: enough for the next dials to the same peers, and no more, because a peer's
 #: entry chooses these relays.
@@ -62,6 +63,11 @@ class PoolConfig:
     #: With one session up and only a second group missing, the pause doubles up to this: there may be no other group.
     poll_limit_s: float = 300.0
     race: RaceConfig = field(default_factory=RaceConfig)
+
+    def __post_init__(self) -> None:
+        """Raise ``ValueError`` for no time to connect, and for no pause: the client would do nothing but try again."""
+        check_more_than_zero(self, "connect_timeout_s", "backoff_first_s", "backoff_limit_s", "urgent_backoff_s")
+        check_more_than_zero(self, "poll_s", "poll_limit_s")
 
 
 @dataclass(slots=True)

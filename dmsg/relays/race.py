@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from dmsg.crypto.keys import PublicKey
+from dmsg.sansio.rate import check_limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,10 @@ class RaceConfig:
     hedge_s: float = 1.0
     #: Attempts that run in all; above that, the oldest is given up. An attempt given up for this reason had at least 4 s.
     attempts: int = 32
+
+    def __post_init__(self) -> None:
+        """Raise ``ValueError`` for a race in which nobody runs."""
+        check_limits(self, "attempts")
 
 
 class _Runner(NamedTuple):

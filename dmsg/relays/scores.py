@@ -20,6 +20,7 @@ from typing import Final
 
 from dmsg.crypto.keys import PublicKey
 from dmsg.discovery.ranks import weight
+from dmsg.sansio.rate import check_limits, check_more_than_zero
 
 NEUTRAL: Final = 500.0
 _BEST: Final = 1000.0
@@ -53,6 +54,13 @@ class ScoreConfig:
     observations: float = 20.0
     #: Relays remembered; the one without news for longest is forgotten first.
     relays: int = 1_024
+
+    def __post_init__(self) -> None:
+        """Raise ``ValueError`` for numbers that no score can be computed with."""
+        check_limits(self, "relays")
+        check_more_than_zero(
+            self, "half_life_s", "rank_weight", "place_weight", "connect_neutral_ms", "accept_neutral_ms"
+        )
 
 
 class RelayScores:

@@ -24,6 +24,14 @@ def check_limits(limits: Any, *others: str) -> None:
             raise ValueError(f"{each.name} must be at least 1")
 
 
+def check_more_than_zero(limits: Any, *names: str) -> None:
+    """Raise ``ValueError`` if one of the fields ``names`` of ``limits`` is 0 or less; ``None`` is accepted."""
+    for name in names:
+        value = getattr(limits, name)
+        if value is not None and not value > 0:
+            raise ValueError(f"{name} must be more than 0")
+
+
 class TokenBucket:
     """Lets ``rate_per_s`` events a second pass in the long run, and at most ``burst`` at once.
 

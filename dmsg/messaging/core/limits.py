@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from dmsg.sansio.rate import check_limits
+
 #: Longest JSON object of a link handshake, including the white space before it. Go writes 519 bytes at most.
 HANDSHAKE_OBJECT_LIMIT_BYTES: Final = 4_096
 #: The whole link handshake, on each side, as Go has it.
@@ -43,3 +45,11 @@ class ConnectionConfig:
     control_limit_bytes: int = 64 * 1024
     #: Never two Sends of one channel in one write: Go gives each to a thread of its own and loses their order.
     one_send_per_write: bool = True
+
+    def __post_init__(self) -> None:
+        """Raise ``ValueError`` for sizes with which no data would pass."""
+        check_limits(self, "receive_limit_bytes", "flush_bytes")
+        if self.pending_limit_bytes <= self.pause_bytes:
+            raise ValueError(
+                "pending_limit_bytes must be more than pause_bytes, or writers are cut off that nobody paused"
+            )

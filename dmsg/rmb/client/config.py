@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dmsg.rmb.core.limits import DEFAULT_TTL_S
+from dmsg.sansio.rate import check_limits, check_more_than_zero
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,3 +46,9 @@ class RmbConfig:
     lookups_bytes: int = 8 * 1024 * 1024
     #: Time that running handlers and connections have to end when the client stops.
     stop_timeout_s: float = 2.0
+
+    def __post_init__(self) -> None:
+        """Raise ``ValueError`` for no time to connect, for no pause, and for numbers that let no call or request through."""
+        check_more_than_zero(self, "connect_timeout_s", "backoff_first_s", "backoff_limit_s", "urgent_backoff_s")
+        check_more_than_zero(self, "probe_s", "call_timeout_s")
+        check_limits(self, "calls", "handlers", "lookups")
