@@ -80,6 +80,8 @@ class RmbRelayService(RoleService):
         from dmsg.rmb.twins.open import check_registry
 
         check_registry(settings.registry, settings.substrate)
+        if settings.redis is not None and settings.store not in (settings.redis, "memory:"):
+            raise ConfigError("redis", "is another name of store, which is also given: one of them")
         self._key = _read_key(settings, uid)
         self._known = dict(map(parse_trust, settings.trust))
         if not settings.domain and (self._key is not None or self._known):

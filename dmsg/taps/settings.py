@@ -42,9 +42,12 @@ _NODE_HELP = "name in logs and metrics"
 
 def _limit(value: object) -> Limit:
     try:
-        return parse_limit(str(value))
+        limit = parse_limit(str(value))
     except InvalidLimit as error:
         raise ValueError(f"must be COUNT,BYTES ({error})") from None
+    if not (limit.count and limit.bytes):
+        raise ValueError("must be at least 1,1: with 0 nobody could send anything")
+    return limit
 
 
 LIMIT: Final = Kind("COUNT,BYTES", _limit, lambda limit: f"{limit.count},{limit.bytes}")

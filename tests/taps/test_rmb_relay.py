@@ -82,6 +82,11 @@ def test_workers_and_users_make_the_most_sessions() -> None:
     [
         ((), "registry"),
         ((*REGISTRY, "--limit", "5"), "limit: must be COUNT,BYTES"),
+        ((*REGISTRY, "--limit", "0,1000"), "limit: must be at least 1,1: with 0 nobody could send anything"),
+        (
+            (*REGISTRY, "--redis", "redis://h", "--store", "sqlite:x"),
+            "redis: is another name of store, which is also given",
+        ),
         ((*REGISTRY, "--workers", "0", "--user-per-worker", "1"), "workers: must be more than 0"),
         ((*REGISTRY, "--user-per-worker", "0"), "user_per_worker: must be more than 0"),
         ((*REGISTRY, "--max-message", "0"), "max_message: must be more than 0"),
