@@ -7,7 +7,7 @@ from typing import Any
 
 from dmsg.discovery.entry import ENTRY_LIMIT_BYTES
 from dmsg.http.limits import HttpLimits
-from dmsg.sansio.rate import check_limits
+from dmsg.sansio.rate import check_limits, check_more_than_zero
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,8 @@ class DiscoveryLimits(HttpLimits):
     ranks_burst: float = 20.0
 
     def __post_init__(self) -> None:
-        check_limits(self, "rate_addresses", "connections", "connections_per_address", "headers")
+        check_limits(self, "rate_addresses", "connections", "connections_per_address", "headers", "concurrent_bodies")
+        check_more_than_zero(self, "first_byte_timeout_s", "request_timeout_s", "answer_timeout_s")
 
     @classmethod
     def unlimited_rates(cls) -> DiscoveryLimits:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dmsg.sansio.rate import check_limits
+from dmsg.sansio.rate import check_limits, check_more_than_zero
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,9 @@ class AdmissionLimits:
     drain_timeout_s: float = 10.0
 
     def __post_init__(self) -> None:
-        """Raise ``ValueError`` for a burst, or a number of handshakes or clients, that lets nothing through at all."""
+        """Raise ``ValueError`` for a burst, a number of handshakes or clients, or a time, that lets nothing through at all."""
         check_limits(self, "half_open", "half_open_per_address", "connections", "connections_per_address")
+        check_more_than_zero(self, "first_byte_timeout_s", "handshake_timeout_s")
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,8 +86,12 @@ class CommonSettings:
         default=LIMIT_BYTES,
         kind=SIZE,
     )
-    events_rotate_bytes: int = setting("size, packed, at which a file of events is published", default=ROTATE_BYTES)
-    events_rotate_s: float = setting("age in seconds at which a file of events is published", default=ROTATE_S)
+    events_rotate_bytes: int = setting(
+        "size, packed, at which a file of events is published", default=ROTATE_BYTES, check=more_than_zero
+    )
+    events_rotate_s: float = setting(
+        "age in seconds at which a file of events is published", default=ROTATE_S, check=more_than_zero
+    )
     admin: str | None = setting(_ADMIN_HELP, default=None)
     node: str | None = setting(_NODE_HELP, default=None)
 

@@ -58,7 +58,8 @@ def _parsed(module: Any, *arguments: str, **environ: str) -> Any:
         (rmb_relay, ("connections", "connections-per-address")),
         (discovery, ("connections", "connections-per-address", "headers")),
         (rmb_relay, ("half-open", "handshake-burst", "post-burst", "get-burst", "arrival-burst", "rate-addresses")),
-        (discovery, ("get-burst", "total-post-burst", "rate-addresses")),
+        (discovery, ("get-burst", "total-post-burst", "rate-addresses", "concurrent-bodies")),
+        (rmb_relay, ("sessions-per-twin", "token-lifetime-s", "page-envelopes")),
     ],
 )
 def test_a_limit_with_which_no_client_would_be_served_is_refused_at_the_start(
@@ -83,6 +84,35 @@ def test_a_limit_with_which_no_client_would_be_served_is_refused_at_the_start(
 )
 def test_the_same_holds_for_limits_of_discoverys_store_and_proofs(option: str) -> None:
     assert f"must be at least 1 (in option --{option})" in refusal(discovery, f"--{option}", "0")
+
+
+@pytest.mark.parametrize(
+    ("module", "options"),
+    [
+        (server, ("limit-first-byte-timeout-s", "limit-handshake-timeout-s")),
+        (messaging_server, ("limit-first-byte-timeout-s", "limit-handshake-timeout-s")),
+        (discovery, ("limit-first-byte-timeout-s", "limit-request-timeout-s", "limit-answer-timeout-s")),
+        (discovery, ("store-limit-server-ttl-s", "store-limit-client-ttl-s", "store-limit-base-client-ttl-s")),
+        (discovery, ("events-rotate-s", "events-rotate-bytes")),
+        (rmb_relay, ("limit-handshake-timeout-s", "limit-ping-after-s")),
+    ],
+)
+def test_a_time_of_0_in_which_nothing_could_be_done_is_refused_at_the_start(
+    module: Any, options: tuple[str, ...]
+) -> None:
+    arguments = ("--key", "key") if module in (server, messaging_server) else ()
+    for option in options:
+        line = refusal(module, *arguments, f"--{option}", "0")
+        assert "must be more than 0" in line and f"in option --{option}" in line
+
+
+def test_entries_may_live_for_ever() -> None:
+    assert parse(discovery, "--store-limit-server-ttl-s", "none").store_limits.server_ttl_s is None
+
+
+@pytest.mark.parametrize("option", ["--limit-ping-after-s=60", "--limit-dead-after-s=20"])
+def test_a_session_is_pinged_before_it_is_closed_for_silence(option: str) -> None:
+    assert "limits: ping_after_s must be more than 0, and less than dead_after_s" in refusal(rmb_relay, option)
 
 
 def test_a_window_has_less_than_4_gib() -> None:

@@ -77,7 +77,9 @@ class RelayLimits(AdmissionLimits):
 
     def __post_init__(self) -> None:
         AdmissionLimits.__post_init__(self)
-        check_limits(self, "rate_addresses")
+        check_limits(self, "rate_addresses", "sessions_per_twin", "token_lifetime_s", "page_envelopes")
+        if not 0 < self.ping_after_s < self.dead_after_s:
+            raise ValueError("ping_after_s must be more than 0, and less than dead_after_s")
 
 
 def post_rate(limits: RelayLimits) -> FairRate:
