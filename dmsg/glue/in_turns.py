@@ -15,7 +15,7 @@ AT_ONCE: Final = 256
 
 
 async def in_turns(things: Iterable[T], work: Callable[[T], object], clock: IReactorTime) -> None:
-    """Call ``work`` with each of ``things`` that are there now, :data:`AT_ONCE` in a turn, so that nobody waits for all of them.
+    """Call ``work`` with each of ``things`` that are there now, :data:`AT_ONCE` in a turn, and other work comes between.
 
     Things may be over before their turn comes; ``work`` has to take that.
     """

@@ -34,7 +34,7 @@ T = TypeVar("T")
 #: How long one call may take in all, in seconds.
 CALL_TIMEOUT_S: Final = 10.0
 #: Calls of one host with one method at a time, each over a connection; more wait for their turn. A discovery allows an address
-#: 250 connections, and refuses all above that. A POST does not wait for GETs: who stops has little time to withdraw an entry.
+#: 250 connections, and refuses all above that. A POST does not wait for GETs: a client that stops has 5 s to withdraw.
 CALLS_AT_ONCE: Final = 64
 #: Connections kept open to one host, and how long without use, in seconds: less than a server's idle timeout.
 POOL_CONNECTIONS: Final = 4

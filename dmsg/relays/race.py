@@ -32,7 +32,7 @@ class RaceConfig:
     attempts: int = 32
 
     def __post_init__(self) -> None:
-        """Raise ``ValueError`` for a race in which nobody runs."""
+        """Raise ``ValueError`` for a race without attempts."""
         check_limits(self, "attempts")
 
 

@@ -46,7 +46,7 @@ def _limit(value: object) -> Limit:
     except InvalidLimit as error:
         raise ValueError(f"must be COUNT,BYTES ({error})") from None
     if not (limit.count and limit.bytes):
-        raise ValueError("must be at least 1,1: with 0 nobody could send anything")
+        raise ValueError("must be at least 1,1: with 0 no envelope could be sent")
     return limit
 
 

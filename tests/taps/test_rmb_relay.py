@@ -82,7 +82,7 @@ def test_workers_and_users_make_the_most_sessions() -> None:
     [
         ((), "registry"),
         ((*REGISTRY, "--limit", "5"), "limit: must be COUNT,BYTES"),
-        ((*REGISTRY, "--limit", "0,1000"), "limit: must be at least 1,1: with 0 nobody could send anything"),
+        ((*REGISTRY, "--limit", "0,1000"), "limit: must be at least 1,1: with 0 no envelope could be sent"),
         (
             (*REGISTRY, "--redis", "redis://h", "--store", "sqlite:x"),
             "redis: is another name of store, which is also given",

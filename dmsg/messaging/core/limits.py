@@ -51,5 +51,5 @@ class ConnectionConfig:
         check_limits(self, "receive_limit_bytes", "flush_bytes")
         if self.pending_limit_bytes <= self.pause_bytes:
             raise ValueError(
-                "pending_limit_bytes must be more than pause_bytes, or writers are cut off that nobody paused"
+                "pending_limit_bytes must be more than pause_bytes, or writers are cut off before they are paused"
             )

@@ -56,5 +56,5 @@ class ConnectionConfig:
             raise ValueError(f"sealed_data_bytes must be more than {TAG_BYTES}, the length of a tag")
         if self.pending_limit_bytes <= self.pause_bytes:
             raise ValueError(
-                "pending_limit_bytes must be more than pause_bytes, or writers are cut off that nobody paused"
+                "pending_limit_bytes must be more than pause_bytes, or writers are cut off before they are paused"
             )
