@@ -83,8 +83,14 @@ def test_a_discovery_serves_and_ends_well(start: Start, runner: tuple[str, ...],
     assert program.terminate() == 0
     assert "Traceback" not in program.text
     events = read_events(tmp_path / "events")
-    assert [event["event"] for event in events] == ["server_started", "discovery_request", "drained", "server_stopped"]
-    assert [event["seq"] for event in events] == [0, 1, 2, 3]
+    assert [event.get("path", event["event"]) for event in events] == [
+        "server_started",
+        "discovery/available_servers",
+        "unknown",
+        "drained",
+        "server_stopped",
+    ]
+    assert [event["seq"] for event in events] == [0, 1, 2, 3, 4]
     assert events[0]["address"] == f"127.0.0.1:{port}"
     assert not list((tmp_path / "events").rglob("*.part"))
 
