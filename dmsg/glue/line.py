@@ -15,6 +15,11 @@ class Line:
         self._calling = False
         self._waiting: Waiters[None] = Waiters()
 
+    @property
+    def waiting(self) -> int:
+        """How many wait for a turn."""
+        return len(self._waiting)
+
     async def turn(self) -> None:
         """Wait for a turn."""
         if not self._free or self._waiting:

@@ -95,7 +95,7 @@ class Delivery:
     ) -> None:
         self._switch = switch
         self._limits = switch.limits
-        self._look_ups = LookUps(registry)
+        self._look_ups = LookUps(registry, clock=clock)
         self._store = store
         self._clock = clock
         self._domains = frozenset(domain.lower() for domain in domains)

@@ -89,8 +89,8 @@ class Ingest(Resource):
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._accept = accept
-        self._of_relays = LookUps(registry, LOOK_UPS_PER_RELAY)
-        self._of_strangers = LookUps(registry)
+        self._of_relays = LookUps(registry, LOOK_UPS_PER_RELAY, clock=clock)
+        self._of_strangers = LookUps(registry, clock=clock)
         self._verifier = verifier
         self._unix_time = unix_time
         self._domains = frozenset(domain.lower() for domain in domains)
