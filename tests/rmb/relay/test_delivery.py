@@ -431,16 +431,16 @@ def test_many_envelopes_of_one_read_are_delivered_in_turns_and_in_order(world: W
 
     def look() -> None:
         progress.append(world.relay.switch.counts.stored)
-        if progress[-1] < 1_000 and len(progress) < 100:
+        if progress[-1] < 1_800 and len(progress) < 100:
             world.network.callLater(0, look)
 
-    sent = [str(at) for at in range(1_000)]
+    sent = [str(at) for at in range(1_800)]
     for uid in sent:
         alice.shell.send(alice.envelope(5, uid).SerializeToString())
     alice.shell.flush()
     world.network.callLater(0, look)
     world.turn()
-    assert len({count for count in progress if 0 < count < 1_000}) > 1, "others had their turns"
+    assert len({count for count in progress if 0 < count < 1_800}) > 1, "others had their turns"
     alice.send(alice.envelope(5, "last"), alice.envelope(2, "to bob"))
     assert stored(world, 5) == [*sent, "last"] and uids(bob) == ["to bob"]
     assert not world.relay.delivery.pending.used
@@ -451,17 +451,17 @@ def test_what_comes_in_several_pieces_is_delivered_in_order_too(make_world: Call
     """As over TLS, which hands over all that it has read, a record at a time, though the session is not read from any more."""
     world = make_world(pending_total_bytes=room)
     alice, pieces = world.connect(1), []
-    for at in range(0, 1_500, 300):
-        for number in range(at, at + 300):
+    for at in range(0, 3_000, 600):
+        for number in range(at, at + 600):
             alice.shell.core.send(alice.envelope(5, str(number)).SerializeToString())
         pieces.append(b"".join(iter(alice.shell.core.data_to_send, b"")))
     [session] = world.relay.switch.sessions.values()
     for piece in pieces:
         session.owner.dataReceived(piece)
     world.settle()
-    alice.send(alice.envelope(5, "1500"))
+    alice.send(alice.envelope(5, "3000"))
     numbers, refused = [int(uid) for uid in stored(world, 5)], [int(uid) for uid, *_ in errors(alice)]
-    assert numbers == sorted(numbers) and sorted(numbers + refused) == list(range(1_501))
+    assert numbers == sorted(numbers) and sorted(numbers + refused) == list(range(3_001))
     assert bool(refused) is (room < 1 << 26) and not world.relay.delivery.pending.used
 
 
@@ -474,7 +474,7 @@ def test_what_comes_in_a_further_piece_does_not_overtake_a_long_one_that_waits_f
     for at in range(20):
         alice.send(alice.envelope(2, uid=str(at), plain=bytes(40_000)))
     pieces = []
-    for sent in ([*map(str, range(300))], ["long"], ["short"]):
+    for sent in ([*map(str, range(600))], ["long"], ["short"]):
         for uid in sent:
             to, size = (2, 40_000 if uid == "long" else 0) if len(sent) == 1 else (5, 0)
             alice.shell.core.send(alice.envelope(to, uid, plain=bytes(size)).SerializeToString())
