@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import Any
 
@@ -23,6 +23,13 @@ from .conftest import Client, World, result_of
 
 def uids(client: Client) -> list[str]:
     return [envelope.uid for envelope in client.envelopes]
+
+
+def send_in_one_read(client: Client, uids: Iterable[str]) -> None:
+    """Send an envelope to twin 5 for each of ``uids``; the relay reads them together."""
+    for uid in uids:
+        client.shell.send(client.envelope(5, uid).SerializeToString())
+    client.shell.flush()
 
 
 def stored(world: World, twin: int, connection: str | None = None) -> list[str]:
@@ -435,9 +442,7 @@ def test_many_envelopes_of_one_read_are_delivered_in_turns_and_in_order(world: W
             world.network.callLater(0, look)
 
     sent = [str(at) for at in range(1_800)]
-    for uid in sent:
-        alice.shell.send(alice.envelope(5, uid).SerializeToString())
-    alice.shell.flush()
+    send_in_one_read(alice, sent)
     world.network.callLater(0, look)
     world.turn()
     assert len({count for count in progress if 0 < count < 1_800}) > 1, "others had their turns"
@@ -500,9 +505,7 @@ def test_a_relay_that_stops_delivers_all_of_a_read_that_is_delivered_in_turns(wo
             world.network.callLater(0, stop)
 
     sent = [str(at) for at in range(1_000)]
-    for uid in sent:
-        alice.shell.send(alice.envelope(5, uid).SerializeToString())
-    alice.shell.flush()
+    send_in_one_read(alice, sent)
     world.network.callLater(0, stop)
     world.network.advance(10)
     assert result_of(stopping[0]) is None and alice.closed is not None
@@ -515,11 +518,10 @@ def test_envelopes_of_one_read_for_which_there_is_no_room_to_wait_are_delivered_
 ) -> None:
     world = make_world(pending_total_bytes=100_000)
     alice = world.connect(1)
-    for at in range(1_000):
-        alice.shell.send(alice.envelope(5, str(at)).SerializeToString())
-    alice.shell.flush()
+    sent = [str(at) for at in range(1_000)]
+    send_in_one_read(alice, sent)
     world.turn()
-    assert stored(world, 5) == [str(at) for at in range(1_000)] and not alice.received
+    assert stored(world, 5) == sent and not alice.received
 
 
 def test_all_that_waits_is_bounded_and_the_network_that_has_most_gives_way(make_world: Callable[..., World]) -> None:
