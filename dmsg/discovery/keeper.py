@@ -142,7 +142,7 @@ class EntryKeeper:
         self._signatures: deque[str] = deque(maxlen=POSTS_REMEMBERED)
         #: These two entries, while this program withdraws what it has published.
         self._withdrawn: list[Entry] = []
-        #: Whether nothing is to be published before the next :meth:`want`, because the entry was withdrawn.
+        #: Whether the entry was withdrawn and :meth:`want` was not called since: nothing is published until then.
         self._rests = False
         self._closed = False
 

@@ -23,7 +23,8 @@ from dmsg.rmb.relay.limits import RelayLimits
 from dmsg.rmb.relay.session import Session, Traffic
 from dmsg.serving.loads import enough, largest_first, to_free
 
-#: Rate limits that are looked at when one is to be forgotten: at most seven of eight are then of twins with sessions.
+#: How many rate limits are looked at to find one to forget. Those of twins with sessions stay, so there may be more than
+#: ``limited_twins``, by a seventh of the twins that have sessions.
 _LOOKED_AT: Final = 8
 
 
