@@ -285,7 +285,9 @@ class EntryKeeper:
                 if self._closed and (self._is_replaced(base.found) if base.found else self.entry is None):
                     self.entry = None  # another program may post and withdraw what it likes until this one goes on
                     return  # there is nothing to withdraw
-                if base.found is not None and self._is_as_wanted(base.found) and not refresh:
+                # An older entry is one of a restored discovery: others who have seen the newer one refuse it.
+                is_newest = self.entry is None or base.after_ns >= self.entry.timestamp
+                if base.found is not None and is_newest and self._is_as_wanted(base.found) and not refresh:
                     self._note_published(base.found)
                     if not self._has_server and self._clock.seconds() < self._renew_at_s:
                         return

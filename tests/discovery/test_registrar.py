@@ -927,6 +927,33 @@ async def test_a_discovery_restored_from_a_backup(world: World, keys: Any) -> No
     assert (entry.sequence, entry.client, entry.server) == (1, ClientPart(tuple(keys[:2])), backup.server)
 
 
+@pytest.mark.parametrize("has_seen_it", [True, False])
+@pytest_twisted.ensureDeferred
+async def test_a_client_of_which_a_restored_discovery_has_an_older_entry_posts_again_at_the_next_look(
+    world: World, keys: Any, has_seen_it: bool
+) -> None:
+    """Others refuse the older entry, whatever is in it: an HTTP client, if it has seen the newer one itself."""
+    world.registrar.set_client(keys[: 2 if has_seen_it else 1])
+    world.run(1)
+    backup = await world.stored()
+    for number in (2, 1):
+        world.registrar.set_client(keys[:number])
+        world.run(1)
+    posted = len(world.discovery.posts)
+    world.discovery.store = MemoryStore()
+    await world.discovery.store.put(backup, world.discovery.now_ns())
+
+    def trouble(call: str, what: Any) -> None:
+        if has_seen_it and call == "get":
+            raise EntryRolledBack(entry=backup)
+
+    world.discovery.trouble = trouble
+    world.run(301, 1.0)
+    entry = await world.stored()
+    assert (entry.sequence, entry.client) == (1, ClientPart(tuple(keys[:1])))
+    assert world.discovery.posts[posted:] == [entry]
+
+
 @pytest_twisted.ensureDeferred
 async def test_a_discovery_that_lost_everything(world: World, keys: Any) -> None:
     for n in range(3):
