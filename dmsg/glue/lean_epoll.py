@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from twisted.internet.epollreactor import EPollReactor
 from twisted.internet.main import installReactor
@@ -42,6 +42,8 @@ class LeanEpollReactor(EPollReactor):
     seconds = staticmethod(partial(time.clock_gettime, time.CLOCK_BOOTTIME))
 
     def __init__(self, *, sleeps: bool = False) -> None:
+        # In place of Twisted's list, which stays empty: those that came meanwhile would be made before the timed calls.
+        self._asked: deque[tuple[Callable[..., object], tuple[Any, ...], dict[str, Any]]] = deque()
         super().__init__()  # type: ignore[no-untyped-call]
         #: Whether it sleeps whenever there is nothing to do.
         self.sleeps = sleeps
@@ -65,13 +67,26 @@ class LeanEpollReactor(EPollReactor):
             self._soon.popleft()()
         self.doPoll(0 if self._soon else delay)  # type: ignore[no-untyped-call]
 
+    def callFromThread(self, f: Callable[..., Any], *args: object, **kwargs: object) -> None:
+        """See Twisted's ``IReactorFromThreads``."""
+        assert callable(f), f"{f} is not callable"
+        self._asked.append((f, args, kwargs))
+        self.wakeUp()
+
+    def runUntilCurrent(self) -> None:
+        """Make the calls that threads asked for, then those that are due, for a program that calls ``iterate()``."""
+        self._call_for_threads()
+        super().runUntilCurrent()
+
     def _call_for_threads(self) -> None:
-        """Make the calls that threads asked for: not with the timed calls, all of which a slow one would make late."""
-        calls = self.threadCallQueue
-        for call, arguments, keywords in (asked := calls[:]):
-            with _from_thread:
-                call(*arguments, **keywords)
-        del calls[: len(asked)]
+        """Make the calls that threads asked for: not with the timed calls, all of which a slow one would make late. Those that
+        are asked for meanwhile have to wait until the timed calls that are due were made."""
+        asked = self._asked
+        for _ in range(len(asked)):
+            if asked:  # one of these calls may have called ``iterate()``
+                call, arguments, keywords = asked.popleft()
+                with _from_thread:
+                    call(*arguments, **keywords)
 
     def mainLoop(self) -> None:
         """Run until the reactor is stopped."""
@@ -81,11 +96,11 @@ class LeanEpollReactor(EPollReactor):
 
     def _turn_until_stopped(self) -> None:
         selectables, wait, act, seconds = self._selectables, self._wait, self._doReadOrWrite, self.seconds
-        soon, reads_first = self._soon, True
+        soon, asked, make_timed_calls, reads_first = self._soon, self._asked, super().runUntilCurrent, True
         while self._started:
             for _ in range(len(soon)):
                 soon.popleft()()
-            if self.threadCallQueue:
+            if asked:
                 self._call_for_threads()
             if not self._started:
                 return  # one of these calls has ended it
@@ -95,7 +110,7 @@ class LeanEpollReactor(EPollReactor):
                 reads_first, wait_s = False, 0
             elif wait_s <= 0 or self._newTimedCalls or self._justStopped:
                 reads_first = True
-                self.runUntilCurrent()
+                make_timed_calls()
                 due_s = self.timeout() if self.running else 0
                 wait_s = _LONGEST_S if due_s is None else due_s
             if soon:  # asked for by one of these calls

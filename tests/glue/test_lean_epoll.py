@@ -223,6 +223,43 @@ def test_after_the_process_stood_still_what_came_meanwhile_is_read_before_time_l
     assert order == ["read", "silent for 5 s"]
 
 
+@pytest.mark.parametrize("runs", [True, False])
+def test_a_call_that_is_asked_for_in_one_comes_after_the_timed_calls_that_are_due(own: Any, runs: bool) -> None:
+    """Twisted's own tests (``testCallFromThreadStops``) ask for that."""
+    order: list[str] = []
+
+    def first() -> None:
+        order.append("first")
+        own.callFromThread(last)
+        own.callLater(0, order.append, "timed")
+
+    def last() -> None:
+        order.append("last")
+        own.crash()
+
+    own.callFromThread(first)
+    if runs:
+        run(own)
+    else:
+        for _ in range(3):
+            own.iterate()
+    assert order == ["first", "timed", "last"]
+
+
+def test_a_call_of_a_thread_that_iterates_is_made_once(own: Any) -> None:
+    order: list[str] = []
+
+    def first() -> None:
+        order.append("first")
+        own.iterate()
+        order.append("iterated")
+
+    for call in (first, lambda: order.append("second"), own.stop):
+        own.callFromThread(call)
+    run(own)
+    assert order == ["first", "second", "iterated"]
+
+
 def test_where_each_turn_takes_long_timed_calls_come_all_the_same(own: Any) -> None:
     real, ahead_s, left = own.seconds, 0.0, 3
     own.seconds = lambda: real() + ahead_s
