@@ -12,7 +12,7 @@ from twisted.internet.defer import Deferred
 from dmsg.clients.sessions import S
 from dmsg.crypto.keys import PublicKey
 from dmsg.discovery.lookups import CallerLimits
-from dmsg.sansio.rate import check_more_than_zero
+from dmsg.sansio.rate import check_limits, check_more_than_zero
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +41,9 @@ class DialConfig:
     callers: CallerLimits = field(default_factory=CallerLimits)
 
     def __post_init__(self) -> None:
-        """Raise ``ValueError`` for a time in which no peer can answer."""
+        """Raise ``ValueError`` for a time in which no peer can answer, and for no server of an entry."""
         check_more_than_zero(self, "timeout_s")
+        check_limits(self, "servers")
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,7 @@ def test_times_and_weights_are_more_than_0(role: str, group: str, names: tuple[s
     ("group", "option", "name"),
     [
         ("pool.race", "pool_race_attempts", "attempts"),
+        ("dial", "dial_servers", "servers"),
         ("dial.callers", "dial_caller_burst", "burst"),
         ("scores", "score_relays", "relays"),
         ("listener", "listener_offers", "offers"),
@@ -60,6 +61,19 @@ def test_a_number_that_lets_nothing_through_is_refused(role: str, group: str, op
 def test_a_handshake_has_time(role: str) -> None:
     line = refusal(role, handshake_timeout_s="0")
     assert line == f"{role}: handshake_timeout_s must be more than 0 (in option --handshake-timeout-s)"
+
+
+@pytest.mark.parametrize(
+    ("name", "least"),
+    [("resume_pause_s", "more than 0"), ("resume_pause_limit_s", "more than 0"), ("resume_burst", "at least 1")],
+)
+def test_a_transport_without_a_path_may_move_and_pauses_between_searches(name: str, least: str) -> None:
+    line = refusal("client", **{name: "0"})
+    assert line == f"client: {name} must be {least} (in option --{name.replace('_', '-')})"
+
+
+def test_a_client_without_resumption_needs_no_pause_of_its_own() -> None:
+    assert resolve(ClientSettings, "client", {"resume-grace-s": "0"}, {}).config.resume_grace_s == 0
 
 
 @pytest.mark.parametrize("role", CLIENTS)

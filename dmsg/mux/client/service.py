@@ -40,7 +40,7 @@ from dmsg.mux.core.plain_stream import PlainStream
 from dmsg.mux.core.wire import CloseReason
 from dmsg.relays.choice import RelayChoice
 from dmsg.sansio.backoff import SHORTEST_PAUSE_S, Backoff
-from dmsg.sansio.rate import TokenBucket
+from dmsg.sansio.rate import TokenBucket, check_limits, check_more_than_zero
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +62,12 @@ class ClientConfig(RelayClientConfig):
     #: that cuts every second needs one move a second; each costs this side two key agreements and up to a window sent again.
     resume_rate_per_s: float = 2.0
     resume_burst: int = 16
+
+    def __post_init__(self) -> None:
+        """Raise ``ValueError`` for a search without pauses, and for transports that may never move."""
+        RelayClientConfig.__post_init__(self)  # super() would fail: with slots, dataclass replaces this class
+        check_more_than_zero(self, "resume_pause_s", "resume_pause_limit_s")
+        check_limits(self)
 
 
 class DmsgClient(RelayClient[ServerSession, OpenedPath[ServerSession], DmsgTransport]):
