@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import pytest
+import pytest_twisted
+from twisted.internet.protocol import Factory, Protocol
+from twisted.protocols.wire import Echo
 
 from dmsg.errors import ConfigError
 from dmsg.messaging.client.settings import MessagingSettings
+from dmsg.mux.client.service import ClientConfig
 from dmsg.mux.client.settings import ClientSettings
 from dmsg.mux.core.limits import ConnectionConfig
+from dmsg.mux.core.sealed_stream import LEAST_DATA_BYTES
 from dmsg.ops.config import resolve
 from dmsg.rmb.client.config import RmbConfig
+from dmsg.testing.memory import MemoryNetwork
+from dmsg.testing.network import LocalNetwork
 
 CLIENTS = {"client": ClientSettings, "messaging": MessagingSettings}
 
@@ -89,7 +96,7 @@ def test_a_writer_is_paused_before_it_is_cut_off(role: str, name: str) -> None:
         ("send_window_bytes", 0),
         ("secure_window_bytes", 0),
         ("frame_data_bytes", 0),
-        ("sealed_data_bytes", 16),
+        ("sealed_data_bytes", LEAST_DATA_BYTES - 1),
         ("receive_limit_bytes", 0),
         ("rekey_after_s", 0.0),
         ("ok_timeout_s", 0.0),
@@ -99,6 +106,27 @@ def test_a_writer_is_paused_before_it_is_cut_off(role: str, name: str) -> None:
 def test_a_connection_passes_data_and_is_not_only_busy(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"{name} must be"):
         ConnectionConfig(**{name: value})
+
+
+class Collector(Protocol):
+    data = b""
+
+    def dataReceived(self, data: bytes) -> None:
+        self.data += data
+
+
+@pytest_twisted.ensureDeferred
+async def test_the_shortest_frames_that_are_accepted_carry_data_with_acknowledgements() -> None:
+    config = ClientConfig(connection=ConnectionConfig(sealed_data_bytes=LEAST_DATA_BYTES))
+    async with LocalNetwork(MemoryNetwork()) as network:
+        alice, bob = await network.client(config=config), await network.client(config=config)
+        bob.listen(Factory.forProtocol(Echo))
+        collector = Collector()
+        transport = await network.wait(alice.dial(bob.public_key))
+        transport.attach(collector)
+        transport.write(bytes(1000))
+        network.reactor.advance(1.0)
+        assert collector.data == bytes(1000)
 
 
 @pytest.mark.parametrize(

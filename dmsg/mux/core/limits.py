@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dmsg.crypto.aead import AES_MESSAGES, TAG_BYTES
+from dmsg.crypto.aead import AES_MESSAGES
+from dmsg.mux.core.sealed_stream import LEAST_DATA_BYTES
 from dmsg.mux.core.wire import FRAME_PAYLOAD_LIMIT_BYTES, SEQUENCE_BYTES
 from dmsg.sansio.rate import check_limits, check_more_than_zero
 
@@ -52,8 +53,10 @@ class ConnectionConfig:
         """Raise ``ValueError`` for sizes and times with which no data would pass, or the client would only be busy."""
         check_limits(self, "send_window_bytes", "secure_window_bytes", "frame_data_bytes", "flush_bytes")
         check_more_than_zero(self, "receive_limit_bytes", "rekey_after_s", "ok_timeout_s")
-        if self.sealed_data_bytes <= TAG_BYTES:
-            raise ValueError(f"sealed_data_bytes must be more than {TAG_BYTES}, the length of a tag")
+        if self.sealed_data_bytes < LEAST_DATA_BYTES:
+            raise ValueError(
+                f"sealed_data_bytes must be at least {LEAST_DATA_BYTES}, for an acknowledgement, a byte and a tag"
+            )
         if self.pending_limit_bytes <= self.pause_bytes:
             raise ValueError(
                 "pending_limit_bytes must be more than pause_bytes, or writers are cut off before they are paused"

@@ -43,6 +43,8 @@ _ACK_BYTES: Final = SEQUENCE_BYTES + HASH_BYTES
 #: The same with its note; the content of a FWD may follow the note.
 _NOTED_ACK_BYTES: Final = _ACK_BYTES + 1
 _NO_NOTE: Final = b"\0"
+#: The shortest frame with data: an ACK, the sequence (which the size of a frame leaves out), a byte and the tag.
+LEAST_DATA_BYTES: Final = _NOTED_ACK_BYTES + 1 + TAG_BYTES
 #: The note of an ACK, after its hash: the receiver's application had closed and did not take everything.
 _DROPPED: Final = 0x01
 #: What a frame takes of the window besides its data. So even small writes never fill the relay's queue with more than a
