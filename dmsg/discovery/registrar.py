@@ -156,6 +156,8 @@ class EntryRegistrar(EntryPublisher):
         """See :meth:`EntryPublisher.reopen`."""
         if publisher in self._left:
             self._left.remove(publisher)
+            publisher.relays, publisher.server = None, Unmanaged.HALF
+            self._publishers.append(publisher)  # before it sets anything: the registrar must not end with others
             for keeper in self.keepers:
                 keeper.reopen()
 

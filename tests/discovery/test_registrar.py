@@ -1105,6 +1105,29 @@ async def test_one_service_of_several_that_comes_back_has_its_say_again(world: W
 
 
 @pytest_twisted.ensureDeferred
+async def test_a_service_that_comes_back_goes_on_though_the_others_end_before_it_publishes_anything(
+    world: World, keys: Any
+) -> None:
+    """A client that is started again while another stops, and finds its relays only then."""
+    one, other = world.registrar.publisher(), world.registrar.publisher()
+    one.set_client(keys[:1])
+    other.set_client(keys[1:])
+    world.run(1)
+    await one.close(withdraw=True)
+    one.reopen()
+    await other.close(withdraw=True)
+    world.run(1)
+    assert (await world.stored()).delegated_servers == ()
+    one.set_client(keys[:2])
+    published = defer.Deferred.fromCoroutine(one.published())
+    world.run(1)
+    await published
+    assert (await world.stored()).delegated_servers == tuple(keys[:2])
+    await one.close(withdraw=True)
+    assert (await world.stored()).delegated_servers == ()
+
+
+@pytest_twisted.ensureDeferred
 async def test_what_is_reopened_while_it_withdraws_is_published_in_the_end(world: World, keys: Any) -> None:
     world.registrar.set_client(keys[:1])
     world.run(1)
