@@ -291,7 +291,11 @@ class EntryKeeper:
                     self._note_published(base.found)
                     if not self._has_server and self._clock.seconds() < self._renew_at_s:
                         return
-                    self._done = self._wanted
+                    if not self._closed:
+                        self._done = self._wanted
+                        self._waiters.fire(None)
+                        if self._closed:
+                            return  # one of those that waited has closed it
                     refresh = True  # the entry may be about to expire, which only a post prevents
             entry = self._next_entry(base)
             try:

@@ -685,6 +685,40 @@ async def test_an_entry_that_is_there_as_wanted_is_published_though_discovery_ta
     assert not again.problem and (await world.stored()).sequence == 1
 
 
+@pytest_twisted.ensureDeferred
+async def test_an_entry_that_is_there_as_wanted_is_published_while_discovery_does_not_answer_the_post(
+    world: World, keys: Any
+) -> None:
+    """As while its disk hangs."""
+    world.registrar.set_client(keys)
+    world.run(1)
+    again = world.new()
+    again.set_client(keys)
+    published = defer.Deferred.fromCoroutine(again.published())
+
+    def trouble(call: str, what: Any) -> None:
+        world.discovery.gate = world.discovery.gate or defer.Deferred()  # from the next call on
+
+    world.discovery.trouble = trouble
+    world.run(1)
+    assert [call for call, _ in world.discovery.calls[-2:]] == ["get", "post"]
+    assert published.called
+
+
+@pytest_twisted.ensureDeferred
+async def test_who_closes_when_the_entry_is_found_to_be_there_posts_nothing_after_that(world: World, keys: Any) -> None:
+    world.registrar.set_client(keys)
+    world.run(1)
+    again = world.new()
+    again.set_client(keys)
+    published = defer.Deferred.fromCoroutine(again.published())
+    published.addCallback(lambda _: defer.Deferred.fromCoroutine(again.close(withdraw=True)))
+    world.run(10)
+    await published
+    assert [call for call, _ in world.discovery.calls] == ["get", "post", "get"]
+    assert await world.stored() == world.discovery.posts[0]
+
+
 @pytest.mark.parametrize("overlap_s", [1, 1800])
 @pytest_twisted.ensureDeferred
 async def test_a_client_leaves_the_entry_of_its_successor_that_has_the_same_relays(
