@@ -16,7 +16,7 @@ from dmsg.address import HostPort, is_host_name
 
 
 class NamedHost(HostnameEndpoint):
-    """Connects to a host by its name, as Twisted's endpoint does, and also where the name has a ``_``.
+    """Connects to a host by its name, as Twisted's endpoint does, and also where the name has a ``_``, or begins as ``ab--``.
 
     Twisted takes a name of ASCII for one of IDNA, which allows no such names. Resolvers know them, and containers have them.
     """
@@ -38,14 +38,17 @@ def client_endpoint(reactor: Any, address: HostPort, timeout_s: float) -> IStrea
 
 
 def tls_options(host: str, trust: Any = None) -> Any:
-    """As Twisted's ``optionsForClientTLS``, for the certificate of ``host``, which may be a name with a ``_``, too.
+    """As Twisted's ``optionsForClientTLS``, for the certificate of ``host``, which may be a name that IDNA does not allow, too.
 
     ``trust`` is an ``IOpenSSLTrustRoot`` in place of the platform's. Raises ``UnicodeError`` for what is no name.
     """
     from twisted.internet.ssl import optionsForClientTLS
 
-    if "_" not in host or not is_host_name(host):
+    try:
         return optionsForClientTLS(host, trustRoot=trust)
+    except UnicodeError:
+        if not is_host_name(host) or "xn--" in host.lower():
+            raise
     # No certificate is of this name, so nothing is trusted if a future Twisted keeps the host elsewhere.
     options: Any = optionsForClientTLS("host.invalid", trustRoot=trust)
     options._hostname = options._hostnameASCII = host

@@ -752,7 +752,7 @@ def tls(self_signed: Any, tmp_path: Path) -> Any:
     """``tls(host)``: a context factory with a new certificate of ``host``, and the certificate."""
 
     def make(host: str) -> tuple[Any, Certificate]:
-        holder = x509.DNSName(host) if "_" in host else x509.IPAddress(ipaddress.ip_address(host))
+        holder = x509.DNSName(host) if "_" in host or "--" in host else x509.IPAddress(ipaddress.ip_address(host))
         pem = self_signed(holder)
         path = tmp_path / "both.pem"
         path.write_bytes(pem)
@@ -770,15 +770,16 @@ async def test_an_echo_over_tls(reactor: Any, listening: Any, tls: Any) -> None:
     await all_come_back(shell, party)
 
 
-@pytest.mark.parametrize("holder", ["my_relay_1", "my_relay_2"])
+@pytest.mark.parametrize("host", ["my_relay_1", "pr--7.relays", "_a--b.relays"])
+@pytest.mark.parametrize("is_holder", [True, False])
 @pytest_twisted.ensureDeferred
-async def test_a_host_with_an_underscore_is_reached_over_tls(
-    reactor: Any, listening: Any, tls: Any, host_names: Any, holder: str
+async def test_a_host_whose_name_idna_does_not_allow_is_reached_over_tls(
+    reactor: Any, listening: Any, tls: Any, host_names: Any, host: str, is_holder: bool
 ) -> None:
-    host_names("my_relay_1")
-    context, certificate = tls(holder)
-    url = WebSocketUrl.parse(f"wss://my_relay_1:{listening(context)}/")
-    if holder == "my_relay_1":
+    host_names(host)
+    context, certificate = tls(host if is_holder else "another_host")
+    url = WebSocketUrl.parse(f"wss://{host}:{listening(context)}/")
+    if is_holder:
         party = Collector(len(MESSAGES))
         await all_come_back(await connect_websocket(reactor, url, party, trust=certificate), party)
         return
