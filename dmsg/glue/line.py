@@ -8,11 +8,13 @@ from dmsg.glue.waiters import Waiters
 class Line:
     """A first-in, first-out semaphore with ``places``. A turn that ends at once does not start the next one recursively."""
 
-    __slots__ = ("_calling", "_free", "_places", "_waiting")
+    __slots__ = ("_calling", "_free", "_places", "_waiting", "started")
 
     def __init__(self, places: int = 1) -> None:
         self._places = self._free = places
         self._calling = False
+        #: How many turns the call of :meth:`over` that runs now has started; 0 when none runs.
+        self.started = 0
         self._waiting: Waiters[None] = Waiters()
 
     @property
@@ -33,6 +35,7 @@ class Line:
             return False
         self._calling = True
         while self._waiting and self._free:
+            self.started += 1
             self._waiting.fire_first(None)
-        self._calling = False
+        self._calling, self.started = False, 0
         return self._free == self._places

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
 from twisted.internet.task import Clock
 
@@ -59,6 +61,30 @@ def test_callers_that_ask_for_the_same_twin_go_on_in_their_order(clock: Clock) -
         answer.addCallback(lambda _: order.append(5))
     clock.advance(0)
     assert order == [0, 1, 2, 3, 4, 5] and len(look_ups) == 0
+
+
+def test_a_long_line_for_a_twin_that_is_known_by_now_goes_on_in_a_few_turns_of_the_reactor(clock: Clock) -> None:
+    """Otherwise a network whose look-ups once had to wait would wait for good, if it asks more in a turn than it has places."""
+    registry = Registry()
+    look_ups = LookUps(registry, 2, clock=clock)  # type: ignore[arg-type]
+    order: list[int] = []
+    progress = [0]
+
+    def look() -> None:
+        progress.append(len(order))
+        if len(order) < 1_000 and len(progress) < 1_000:
+            clock.callLater(0, look)
+
+    for number, answer in enumerate(ask(look_ups, *[1] * 1_000)):
+        answer.addCallback(lambda _, number=number: order.append(number))
+    registry.quick = True
+    while registry.open:
+        registry.answer()
+    clock.callLater(0, look)
+    clock.advance(0)
+    assert order == list(range(1_000)) and len(look_ups) == 0
+    assert 10 < len(progress) < 60
+    assert max(after - before for before, after in pairwise(progress)) < 100, "others have their turns in between"
 
 
 def test_a_long_line_is_answered_at_once_when_the_registry_knows_all_of_it() -> None:
