@@ -318,8 +318,8 @@ class Keeper:
                     if at < len(unwritten):
                         await deferLater(self._clock, 0)  # give others a turn: a store in memory answers at once
                 finally:
-                    if not is_away:
-                        self._returns.over()
+                    if not is_away:  # in another turn: of thousands of sessions each may have few envelopes
+                        self._clock.callLater(0, self._returns.over)
             if done and not await self._delete(address, done):
                 self._remember(address, done)
         finally:

@@ -770,6 +770,30 @@ def test_a_long_queue_is_put_into_the_store_in_turns(world: World) -> None:
     assert max(after - before for before, after in pairwise(progress)) < 300
 
 
+def test_short_queues_of_many_sessions_that_end_at_once_are_put_into_the_store_in_turns(world: World) -> None:
+    """An address may have 1,000 sessions: with 64 envelopes each they took 4 s at once."""
+    alice = world.connect(1)
+    clients = [world.connect(2, str(at)) for at in range(60)]
+    for client in clients:
+        client.shell.hold("test", True)
+        alice.send(alice.envelope(client.address, "long", plain=bytes(200_000)))
+        alice.send(*[alice.envelope(client.address, str(at)) for at in range(40)])
+    progress = [0]
+
+    def look() -> None:
+        progress.append(sum(len(stored(world, *client.address)) for client in clients))
+        if progress[-1] < 60 * 40 and len(progress) < 100:
+            world.network.callLater(0, look)
+
+    for client in clients:
+        client.shell.cut()
+    world.network.callLater(0, look)
+    world.settle()
+    for client in clients:
+        assert stored(world, *client.address) == [str(at) for at in range(40)]
+    assert max(after - before for before, after in pairwise(progress)) <= 8 * 64
+
+
 class HungStore:
     """A store that answers no push before :meth:`answer`."""
 
