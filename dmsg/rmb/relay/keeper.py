@@ -33,6 +33,8 @@ _RETURNED_AT_ONCE: Final = 256
 _SESSIONS_AT_ONCE: Final = 8
 #: Envelopes of one session in one turn of the reactor where the store answers at once: some 30 ms for all sessions.
 _RETURNED_IN_A_TURN: Final = 64
+#: Envelopes that waited until a queue was in the store, and are stored behind it in one turn of the reactor.
+_KEPT_IN_A_TURN: Final = 256
 #: Remembered ids of envelopes that ended sessions were given but that could not be deleted: some 100 bytes each.
 _UNDELETED: Final = 65_536
 #: Envelopes of a session brought back at a time to a store that has just failed: each may have to wait a second for it.
@@ -120,9 +122,11 @@ class Keeper:
                     return RelayProblem.NOT_STORED
                 until_s = now_s + min(left_s, self._limits.stored_s)
                 pushing = self._pushes.push(to, data, now_s, until_s, envelope.source.twin)
-            finally:
-                if line is not None:
-                    self._next(to, line)  # not later: a store keeps the order of the calls
+            finally:  # not when it is pushed: a store keeps the order of the calls
+                if line is not None and line.started < _KEPT_IN_A_TURN:
+                    self._next(to, line)
+                elif line is not None:  # thousands may have waited
+                    self._clock.callLater(0, self._next, to, line)
             if not await pushing:
                 return RelayProblem.EXPIRED
         finally:
@@ -325,7 +329,6 @@ class Keeper:
         finally:
             self._switch.returning.give_back(network, size)
             self._next(address, line)
-            self.stored(address)
 
     def _remember(self, address: SessionAddress, done: list[str]) -> None:
         """Remember what the next session of this name must not be given again."""
@@ -410,6 +413,7 @@ class Keeper:
         return session is not None
 
     def _next(self, address: SessionAddress, line: Line) -> None:
-        """End a turn, and drop the line if nobody else is in it."""
+        """End a turn, and drop the line if nobody else is in it: then the session may be given more."""
         if line.over():
             del self._lines[address]
+            self.stored(address)

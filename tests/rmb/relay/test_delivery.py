@@ -794,6 +794,30 @@ def test_short_queues_of_many_sessions_that_end_at_once_are_put_into_the_store_i
     assert max(after - before for before, after in pairwise(progress)) <= 8 * 64
 
 
+def test_what_came_while_a_long_queue_was_put_into_the_store_is_stored_in_turns(world: World) -> None:
+    alice, bob = world.connect(1), world.connect(2)
+    bob.shell.hold("test", True)
+    queued, sent = [str(at) for at in range(500)], [str(at) for at in range(500, 1_500)]
+    alice.send(alice.envelope(2, "long", plain=bytes(200_000)), *[alice.envelope(2, uid) for uid in queued])
+    for uid in sent:
+        alice.shell.core.send(alice.envelope(2, uid).SerializeToString())
+    pieces, progress = [b"".join(iter(alice.shell.core.data_to_send, b""))], [0]
+
+    def look() -> None:
+        progress.append(len(stored(world, 2)))
+        if progress[-1] and pieces:
+            world.relay.switch.sessions[alice.address].owner.dataReceived(pieces.pop())
+        if progress[-1] < 1_500 and len(progress) < 100:
+            world.network.callLater(0, look)
+
+    bob.shell.cut()
+    world.network.callLater(0, look)
+    world.settle()
+    assert stored(world, 2) == [*queued, *sent] and not world.relay.delivery.pending.used
+    assert max(after - before for before, after in pairwise(progress)) <= 64 + 256
+    assert uids(world.connect(2)) == [*queued, *sent]
+
+
 class HungStore:
     """A store that answers no push before :meth:`answer`."""
 
