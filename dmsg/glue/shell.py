@@ -280,6 +280,7 @@ class Shell(Protocol):
     def _offended(self, error: RemoteProtocolError) -> None:
         if error.events:
             self.owner.handle_events(self, error.events)
+            self.owner.after_read(self)
         self.fail(error)
 
 

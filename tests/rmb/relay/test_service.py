@@ -50,6 +50,15 @@ def test_a_text_message_ends_the_session_with_a_code(world: World) -> None:
     assert mallory.closed is not None and mallory.closed.code == 1003 and mallory.lost
 
 
+def test_what_comes_before_a_text_message_is_delivered_at_once(world: World) -> None:
+    alice, mallory = world.connect(1), world.connect(6)
+    mallory.shell.core.send(mallory.envelope(1, "before").SerializeToString())
+    mallory.shell.core.send("text")
+    mallory.shell.flush()
+    world.turn()
+    assert [envelope.uid for envelope in alice.envelopes] == ["before"] and mallory.lost
+
+
 def test_a_session_that_is_silent_is_pinged_and_one_that_does_not_answer_is_closed(world: World) -> None:
     healthy, dead = world.connect(1), world.connect(2)
     dead.shell.core.listening = True
