@@ -15,7 +15,7 @@ C = TypeVar("C")
 
 #: Most jobs in one batch: bounds how long a read or a transaction can keep later jobs waiting.
 BATCH_LIMIT: Final = 256
-#: Most jobs waiting in one lane; beyond, the store fails at once instead of growing.
+#: Most jobs waiting in one lane, if its owner sets no other limit; beyond, the store fails at once instead of growing.
 QUEUE_LIMIT: Final = 4096
 
 
@@ -56,6 +56,7 @@ class Lane(Generic[C]):
         unavailable: Callable[[str], DmsgError],
         undone: Callable[[C], object] = lambda _: None,
         after: Callable[[C], object] = lambda _: None,
+        limit: int | None = None,
     ) -> None:
         self._connection: Any = connection
         self._reactor = reactor
@@ -65,6 +66,7 @@ class Lane(Generic[C]):
         self._unavailable = unavailable
         self._undone = undone
         self._after = after
+        self._limit = limit
         self._waiting: deque[tuple[Callable[[C], Any], Deferred[Any]]] = deque()
         self._busy = False
         self._closing: Deferred[None] | None = None
@@ -73,7 +75,7 @@ class Lane(Generic[C]):
         """Run ``job`` in its turn; fires with its result once that is committed."""
         if self._closing is not None:
             return fail(self._unavailable("the store is closed"))
-        if len(self._waiting) >= QUEUE_LIMIT:
+        if len(self._waiting) >= (QUEUE_LIMIT if self._limit is None else self._limit):
             return fail(self._unavailable("the store is overloaded"))
         done: Deferred[Any] = Deferred()
         self._waiting.append((job, done))

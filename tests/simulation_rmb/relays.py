@@ -78,6 +78,7 @@ class Store:
     """
 
     shared = False
+    new_pushes = 4_096.0
 
     def __init__(self, rows: SqliteQueues, process: Process) -> None:
         self.rows = rows

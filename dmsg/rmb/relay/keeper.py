@@ -28,7 +28,7 @@ from dmsg.rmb.relay.switch import Switch
 #: Seconds after a failure of the store until it is asked again.
 _RETRY_S: Final = 2.0
 #: Envelopes of one session that are brought back to the store at a time, and sessions at a time: one by one would take long,
-#: and a store in a file takes 4,096 pushes at a time.
+#: and a store in a file takes 4,096 at a time besides new envelopes.
 _RETURNED_AT_ONCE: Final = 256
 _SESSIONS_AT_ONCE: Final = 8
 #: Envelopes of one session in one turn of the reactor where the store answers at once: some 30 ms for all sessions.
@@ -121,7 +121,7 @@ class Keeper:
                 if self._has_no_room(to, envelope):
                     return RelayProblem.NOT_STORED
                 until_s = now_s + min(left_s, self._limits.stored_s)
-                pushing = self._pushes.push(to, data, now_s, until_s, envelope.source.twin)
+                pushing = self._pushes.push(to, data, now_s, until_s, envelope.source.twin, is_new=True)
             finally:  # not when it is pushed: a store keeps the order of the calls
                 if line is not None and line.started < _KEPT_IN_A_TURN:
                     self._next(to, line)
@@ -146,7 +146,7 @@ class Keeper:
         now = self._clock.seconds()
         return now < self._away_until or (now < session.full_until and envelope.source.twin in session.full_for)
 
-    async def _store_quietly(self, to: SessionAddress, data: bytes) -> StoreError | None:
+    async def _store_quietly(self, to: SessionAddress, data: bytes, *, is_new: bool = False) -> StoreError | None:
         """Store an envelope that was counted as delivered, or an answer of ours. Its sender is not told about a failure.
 
         Returns the error. If the store is away, the session gets the envelope, or it is lost; if the store is full, the
@@ -161,7 +161,8 @@ class Keeper:
             return None
         self._pushing[to] += 1
         try:
-            await self._pushes.push(to, data, now_s, now_s + min(left_s, self._limits.stored_s), source)
+            until_s = now_s + min(left_s, self._limits.stored_s)
+            await self._pushes.push(to, data, now_s, until_s, source, is_new=is_new)
         except StoreFull as full:
             return full
         except StoreError as error:
@@ -178,7 +179,7 @@ class Keeper:
 
     async def answer(self, to: SessionAddress, answer: bytes) -> None:
         """Keep an answer of the relay's own for a session that is not here."""
-        error = await self._store_quietly(to, answer)
+        error = await self._store_quietly(to, answer, is_new=True)
         if isinstance(error, StoreFull) and not self.here(to, answer):
             self._lose(answer, error)
 

@@ -149,12 +149,14 @@ class Client:
 class World:
     """The relay at ``relay:80``; twins 1 to 9 exist and have it as their relay."""
 
-    def __init__(self, *, limit: Limit | None = None, demand_audience: bool = False, **limits: Any) -> None:
+    def __init__(
+        self, *, limit: Limit | None = None, demand_audience: bool = False, store: str = "memory:", **limits: Any
+    ) -> None:
         self.network = MemoryNetwork(hosts={"relay": "192.0.2.1"})
         self.registry = Registry()
         self.registry.add(*range(1, 10))
         self.events = Events()
-        self.store = open_queues("memory:", self.network)
+        self.store = open_queues(store, _Threads(self.network))
         self.relay = RmbRelay(
             self.network,
             self.registry,
@@ -245,6 +247,26 @@ class World:
         assert result_of(stopping) is None
         result_of(self.store.close())
         self.network.advance(0)
+
+
+class _Threads:
+    """The network as a reactor whose threads take 10 ms for whatever they do."""
+
+    def __init__(self, network: MemoryNetwork) -> None:
+        self._network = network
+
+    def getThreadPool(self) -> _Threads:
+        return self
+
+    def callInThread(self, work: Callable[..., object], *arguments: object) -> None:
+        self._network.callLater(0.01, work, *arguments)
+
+    @staticmethod
+    def callFromThread(call: Callable[..., object], *arguments: object) -> None:
+        call(*arguments)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._network, name)
 
 
 class _From:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -816,6 +817,35 @@ def test_what_came_while_a_long_queue_was_put_into_the_store_is_stored_in_turns(
     assert stored(world, 2) == [*queued, *sent] and not world.relay.delivery.pending.used
     assert max(after - before for before, after in pairwise(progress)) <= 64 + 256
     assert uids(world.connect(2)) == [*queued, *sent]
+
+
+@pytest.mark.parametrize("of", ["envelopes", "answers"])
+def test_a_flood_of_new_envelopes_leaves_a_store_in_a_file_room_for_what_ended_sessions_were_not_given(
+    make_world: Callable[..., World], tmp_path: Path, of: str
+) -> None:
+    world = make_world(store=f"sqlite:{tmp_path / 'queues'}")
+    alice, bob = world.connect(1, host="203.0.113.1"), world.connect(2, host="203.0.113.1")
+    mallory = [world.connect(6, str(number)) for number in range(6)]
+    world.network.advance(1)
+    bob.shell.hold("test", True)
+    sent = [str(at) for at in range(400)]
+    alice.send(alice.envelope(2, "long", plain=bytes(200_000)), *[alice.envelope(2, uid) for uid in sent])
+    for client in mallory:
+        to = 5 if of == "envelopes" else 99  # there is no such twin
+        pieces = [client.envelope(to).SerializeToString()] * 1_500
+        for piece in (
+            pieces if of == "envelopes" else [*pieces, b"\xff\xff\xff"]
+        ):  # who sends that is not there for answers
+            client.shell.send(piece)
+        client.shell.flush()
+    world.turn()
+    bob.shell.cut()
+    world.network.advance(2)
+    failed = world.events.of(ev.EnvelopeFailed)
+    assert any(one.reason == "failed to route message to peer" for one in failed), "there was no room for all of them"
+    again = world.connect(2)
+    world.network.advance(2)
+    assert uids(again) == sent and not errors(alice)
 
 
 class HungStore:

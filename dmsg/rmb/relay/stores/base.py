@@ -61,6 +61,10 @@ class QueueStore(Protocol):
 
     #: Whether other processes may share the store: an envelope may have an immediate reader in another process.
     shared: bool
+    #: Pushes of new envelopes, and of answers of the relay, that may be under way. A store that takes only so many operations at
+    #: a time has room for others besides these: for reads, deletions, and what ended sessions were not given, which is lost if it
+    #: is not taken.
+    new_pushes: float
 
     def push(
         self, session: SessionAddress, data: bytes, now: float, expires_at: float, source: int = 0

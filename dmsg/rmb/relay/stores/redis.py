@@ -61,6 +61,7 @@ class RedisQueues:
     """
 
     shared = True
+    new_pushes = float("inf")
 
     def __init__(self, address: RedisAddress, reactor: Any, *, limits: QueueLimits | None = None) -> None:
         self._limits = limits or QueueLimits()

@@ -18,7 +18,7 @@ from typing import Any, Final
 from twisted.internet.defer import Deferred, succeed
 
 from dmsg.errors import ConfigError
-from dmsg.glue.lane import InThisThread, Lane
+from dmsg.glue.lane import QUEUE_LIMIT, InThisThread, Lane
 from dmsg.glue.memory import give_memory_back
 from dmsg.rmb.core.address import SessionAddress
 from dmsg.rmb.relay.errors import StoreError, StoreFull, StoreUnavailable
@@ -343,6 +343,7 @@ class SqliteQueues:
     """
 
     shared = False
+    new_pushes: float = QUEUE_LIMIT
 
     def __init__(self, path: str, reactor: Any, *, limits: QueueLimits | None = None) -> None:
         connection = _open(path)
@@ -357,6 +358,7 @@ class SqliteQueues:
             unavailable=StoreUnavailable,
             undone=self._table.count,
             after=self._table.shrink,
+            limit=2 * QUEUE_LIMIT,
         )
         self._attached: set[SessionAddress] = set()
 
