@@ -319,7 +319,8 @@ class _Relay:
         loads: dict[Session, int] = {}
         free = 0
         if waiting > (limit := _LIMITS.queued_total_bytes):
-            loads = {one: ends[one].waiting + ends[one].buffered + one.queued_bytes for one in self.stalled}
+            loads = {one: end.waiting + end.buffered + one.queued_bytes for one, end in ends.items()}
+            loads = {one: load for one, load in loads.items() if load}
             free = limit - waiting
         elif incoming > (limit := _LIMITS.incoming_total_bytes):
             loads = {one: end.incoming for one, end in ends.items() if end.incoming}

@@ -221,12 +221,14 @@ class Switch(Traffic):
     def overfull(self) -> list[Session]:
         """The sessions to close because a limit of memory is exceeded, mostly none: until 1/64 of the limit is free.
 
-        The next one is always the largest of the network that has the most left. For queued bytes, stalled sessions count, and
-        for incomplete messages those that have sent some.
+        The next one is always the largest of the network that has the most left.
         """
         limits, loads = self.limits, self.incoming
         if self.waiting_bytes > limits.queued_total_bytes:
-            loads = {session: session.held_bytes for session in self.stalled}
+            # Not only those whose network takes nothing: much may wait behind envelopes in a store that is slow. And some of
+            # those have left, and take the last bytes.
+            sessions = {**dict.fromkeys(self.sessions.values()), **self.stalled}
+            loads = {session: held for session in sessions if (held := session.held_bytes)}
             least = to_free(self.waiting_bytes, limits.queued_total_bytes)
         elif self.incoming_total_bytes > limits.incoming_total_bytes:
             least = to_free(self.incoming_total_bytes, limits.incoming_total_bytes)

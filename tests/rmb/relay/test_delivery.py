@@ -543,6 +543,25 @@ def test_all_that_waits_is_bounded_and_the_network_that_has_most_gives_way(make_
     assert SessionAddress(2) in world.relay.switch.sessions and not alice.lost
 
 
+def test_what_waits_behind_a_store_that_hangs_is_bounded_too_and_costs_no_other_session_its_place(
+    make_world: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make_world(queued_total_bytes=3_000_000, queue_bytes=1_000_000)
+    world.registry.add(*range(100, 110))
+    alice, honest = world.connect(1, host="203.0.113.1"), world.connect(2, host="203.0.113.2")
+    honest.shell.hold("test", True)
+    alice.send(*[alice.envelope(2, str(at), plain=bytes(50_000)) for at in range(5)])
+    reading: Deferred[Any] = Deferred()
+    with monkeypatch.context() as patch:
+        patch.setattr(world.store, "read", lambda *arguments: reading)
+        for twin in range(100, 110):
+            waiting = world.connect(twin, host=f"198.51.100.{twin}")
+            alice.send(*[alice.envelope(waiting.address, plain=bytes(50_000)) for _ in range(18)])
+            assert world.relay.switch.waiting_bytes <= 3_000_000
+    assert SessionAddress(2) in world.relay.switch.sessions and len(world.relay.switch.sessions) >= 4
+    reading.callback([])
+
+
 # --- what cannot be delivered -----------------------------------------------------------------------------------------
 
 
