@@ -32,6 +32,7 @@ from dmsg.discovery.errors import DiscoveryUnavailable
 from dmsg.discovery.registrar import EntryPublisher, EntryRegistrar
 from dmsg.errors import Attempt, ConfigError, DialError, DmsgError
 from dmsg.glue.connecting import client_endpoint
+from dmsg.glue.tasks import to_the_end
 from dmsg.glue.waiters import Waiters
 from dmsg.interfaces import IAccessPolicy, IDiscovery, IEventLog
 from dmsg.relays.choice import RelayChoice
@@ -179,10 +180,11 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
         """Stop every port, withdraw from discovery, then close every transport and every session.
 
         A dial may succeed until the transports are closed; later ones fail. A port listens again after another start only if
-        its ``startListening`` is called.
+        its ``startListening`` is called. Cancelling the Deferred, or a timeout of it, ends only the wait: the client goes on
+        stopping.
         """
         super().stopService()  # type: ignore[no-untyped-call]
-        return ensureDeferred(self._stop())
+        return to_the_end(self._stop())
 
     async def _stop(self) -> None:
         for port in self.services.ports():

@@ -1,4 +1,4 @@
-"""Coroutines that run side by side, and are ended together."""
+"""Coroutines that run side by side, and are ended together; and one that is not ended before it is done."""
 
 from __future__ import annotations
 
@@ -9,6 +9,19 @@ from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
 from twisted.internet.interfaces import IReactorTime
 
 from dmsg.glue.waiters import Waiters
+
+
+def to_the_end(work: Coroutine[Any, Any, None]) -> Deferred[None]:
+    """Run ``work``. Cancelling the Deferred, or a timeout of it, ends only the wait: ``work`` goes on."""
+
+    def tell(result: Any) -> Any:
+        if done.called:
+            return result  # an error that nobody waits for any more is logged
+        return done.callback(result)
+
+    done: Deferred[None] = Deferred()
+    ensureDeferred(work).addBoth(tell)
+    return done
 
 
 class Tasks:

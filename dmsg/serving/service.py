@@ -30,6 +30,7 @@ from dmsg.glue.in_turns import AT_ONCE, in_turns
 from dmsg.glue.listening import address_text, stop_listening
 from dmsg.glue.pacer import Pacer
 from dmsg.glue.shell import Shell
+from dmsg.glue.tasks import to_the_end
 from dmsg.glue.throttle import ReadThrottle
 from dmsg.glue.waiters import Waiters
 from dmsg.interfaces import IDiscovery, IEventLog
@@ -173,14 +174,15 @@ class RelayService(Service, ABC):
     def stopService(self) -> Deferred[None]:
         """Drain, then close everything; fires when the last connection is gone.
 
-        Does nothing if the service is not started; a second call fires when the first one does.
+        Does nothing if the service is not started; a second call fires when the first one does. Cancelling the Deferred, or a
+        timeout of it, ends only the wait.
         """
         if not self.running:
             return succeed(None)
         if self._stopping:
             return self._stopped.wait()
         self._stopping = True
-        return ensureDeferred(self._stop())
+        return to_the_end(self._stop())
 
     async def _stop(self) -> None:
         try:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import pytest_twisted
+from twisted.internet.defer import TimeoutError
 from twisted.internet.endpoints import TCP4ClientEndpoint
 
 from dmsg.crypto.keys import SecretKey
@@ -173,6 +174,20 @@ async def test_a_handshake_that_the_end_of_the_relay_cuts_short_is_no_fault_of_t
         assert stopping.called and stranger.lost_reason is not None
         [failed] = net.log.of(ev.HandshakeFailed)
         assert (failed.address, failed.stage, failed.reason) == ("10.0.2.1", "handshake", "server_draining")
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_relay_whose_end_is_not_waited_for_stops_nevertheless() -> None:
+    async with Relay(drain_timeout_s=20.0) as net:
+        alice, bob = await net.admitted("10.0.0.1"), await net.admitted("10.0.1.1")
+        await net.transport(alice, bob)
+        stopping = net.relay.stopService().addTimeout(5.0, net.memory)
+        with pytest.raises(TimeoutError):
+            await net.wait(stopping)
+        again = net.relay.stopService()
+        net.memory.advance(16.0)
+        assert again.called and all(one.lost_reason is not None for one in (alice, bob))
+        assert len(net.log.of(ev.ServerStopped)) == 1
 
 
 @pytest_twisted.ensureDeferred

@@ -125,10 +125,12 @@ class Handlers:
         self._stopped = True
         while (one := self._waiting.take()) is not None:
             self._refuse(*one, _BUSY)
-        if self._working:
-            await self._idle.wait_at_most(patience_s, self._clock)
-        for work in list(self._working):
-            work.cancel()
+        try:
+            if self._working:
+                await self._idle.wait_at_most(patience_s, self._clock)
+        finally:
+            for work in list(self._working):
+                work.cancel()
 
     # --- inside ------------------------------------------------------------------------------------------------------
 

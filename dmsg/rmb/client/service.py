@@ -32,6 +32,7 @@ from dmsg.clients.errors import ClientStopped
 from dmsg.crypto.keys import Random
 from dmsg.eventlog.reasons import Reason
 from dmsg.eventlog.schema import CallFinished
+from dmsg.glue.tasks import to_the_end
 from dmsg.glue.waiters import Waiters
 from dmsg.interfaces import IEventLog
 from dmsg.rmb.client.config import RmbConfig
@@ -132,7 +133,8 @@ class RmbClient(Service):
         """Give handlers a moment to end, fail calls without an answer, and disconnect.
 
         A handler that waits for it gets the moment too, ``RmbConfig.stop_timeout_s``, and its answer is not sent: there, call it
-        in a later turn of the reactor and return.
+        in a later turn of the reactor and return. Cancelling the Deferred, or a timeout of it, ends only the wait: the client
+        goes on stopping, and its handlers are cancelled.
         """
         super().stopService()  # type: ignore[no-untyped-call]
         return ensureDeferred(self._stop())
@@ -153,7 +155,13 @@ class RmbClient(Service):
         self._stopping = True
         if self._work is not None:
             self._work.cancel()
-        await self._handlers.stop(self.config.stop_timeout_s)
+        try:
+            await self._handlers.stop(self.config.stop_timeout_s)
+        finally:
+            ended = to_the_end(self._end())  # also if nobody waits for it any more
+        await ended
+
+    async def _end(self) -> None:
         await self.exchange.stop()
         self._ready.fail(ClientStopped())
 

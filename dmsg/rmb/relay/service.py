@@ -13,7 +13,7 @@ from itertools import count
 from typing import Any, Final, cast
 
 from twisted.application.service import Service
-from twisted.internet.defer import Deferred, ensureDeferred
+from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
@@ -26,6 +26,7 @@ from dmsg.eventlog.refusals import TwinReport
 from dmsg.glue.fanout import flush_all
 from dmsg.glue.in_turns import in_turns
 from dmsg.glue.shell import Shell
+from dmsg.glue.tasks import to_the_end
 from dmsg.glue.waiters import Waiters
 from dmsg.glue.websocket import WebSocketShell
 from dmsg.interfaces import IEventLog
@@ -118,9 +119,12 @@ class RmbRelay(Service):
         self._telling.start(_ROUTED_EVERY_S, now=False)
 
     def stopService(self, drain_timeout_s: float | None = None) -> Deferred[None]:
-        """Close the sessions, and finish deliveries under way, in ``drain_timeout_s`` in place of that of the limits."""
+        """Close the sessions, and finish deliveries under way, in ``drain_timeout_s`` in place of that of the limits.
+
+        Cancelling the Deferred, or a timeout of it, ends only the wait.
+        """
         super().stopService()  # type: ignore[no-untyped-call]
-        return ensureDeferred(self._stop(self.limits.drain_timeout_s if drain_timeout_s is None else drain_timeout_s))
+        return to_the_end(self._stop(self.limits.drain_timeout_s if drain_timeout_s is None else drain_timeout_s))
 
     async def _stop(self, drain_timeout_s: float) -> None:
         self.ready = False

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
+import pytest
 import pytest_twisted
+from twisted.internet.defer import TimeoutError
 from twisted.internet.endpoints import TCP4ServerEndpoint
 from twisted.internet.protocol import Factory
 from zope.interface import implementer
@@ -82,3 +84,30 @@ async def test_a_policy_may_stop_it_before_the_relay_admits_it() -> None:
         await network.wait(connection.lost())
         await network.wait(policy.stopped)
         await network.wait(relay.stop())
+
+
+@pytest.mark.parametrize("kind", ["dmsg", "messaging"])
+@pytest_twisted.ensureDeferred
+async def test_one_whose_end_is_not_waited_for_stops_nevertheless(kind: str) -> None:
+    messaging = kind == "messaging"
+    async with LocalNetwork(MemoryNetwork(), relays=not messaging, messaging_relays=messaging) as network:
+        [relay] = network.messaging_relays if messaging else network.relays
+        make = network.messaging_client if messaging else network.client
+        alice, bob = await make(), await make()
+        end = ConformanceProtocol()
+        bob.listen(Factory.forProtocol(lambda: end))
+        transport = await network.wait(alice.dial(bob.public_key))
+        transport.attach(ConformanceProtocol())
+        await network.wait(end.when(lambda: end.made > 0))
+        end.transport.pauseProducing()
+        transport.write(bytes(1_000_000))  # the close waits for the reader
+        await network.settle()
+        stopping = alice.stopService().addTimeout(0.5, network.reactor)
+        with pytest.raises(TimeoutError):
+            await network.wait(stopping)
+        assert relay.stats()["connections"] == 2
+        network.reactor.advance(30.0)
+        assert relay.stats()["connections"] == 1
+        alice.startService()
+        await network.wait(alice.when_ready())
+        (await network.wait(alice.dial(bob.public_key))).abortConnection()

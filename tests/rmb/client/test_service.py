@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
+from twisted.internet.defer import CancelledError, Deferred, TimeoutError, ensureDeferred
 from twisted.logger import globalLogPublisher
 
 from dmsg.clients.errors import ClientStopped
@@ -765,6 +765,26 @@ def test_a_client_that_was_stopped_can_be_started_again(world: Any) -> None:
             client.startService()
         world.result(caller.when_ready())
         assert world.result(caller.call(SERVICE, "echo", b"x", timeout=5)).data == b"x"
+
+
+@pytest.mark.parametrize("busy", [True, False])
+def test_a_client_whose_end_is_not_waited_for_stops_nevertheless(world: Any, busy: bool) -> None:
+    relay, service, caller = pair(world)
+    service.service("sleep")(sleep)
+    call = ensureDeferred(caller.call(SERVICE, "sleep" if busy else "echo", timeout=100))
+    world.settle()
+    service.stopService().addTimeout(0.001, world.network).addErrback(lambda failure: failure.trap(TimeoutError))
+    world.settle(60.0)
+    assert not service.exchange.relays.is_connected
+    assert len(relay.tokens) == 2  # it has not come back
+    if busy:
+        with pytest.raises(CallRefused):
+            world.result(call)
+    service.startService()
+    world.result(service.when_ready())
+    assert world.result(caller.call(SERVICE, "echo", b"x", timeout=5)).data == b"x"
+    world.settle(120.0)
+    assert len(relay.tokens) == 3  # and its connections do not push each other out
 
 
 def test_a_client_can_be_stopped_before_anything_is_known(world: Any) -> None:

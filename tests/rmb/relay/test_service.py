@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from twisted.internet.defer import CancelledError
+
 from dmsg.eventlog import schema as ev
 from dmsg.eventlog.reasons import Reason
 from dmsg.rmb.core.address import SessionAddress
@@ -169,6 +171,17 @@ def test_a_relay_that_stops_closes_its_sessions_in_turns(make_world: Callable[..
     world.network.advance(10)
     assert result_of(stopping) is None and not world.relay.switch.sessions
     assert [one.closed.code for one in sessions[:299] if one.closed is not None] == [1001] * 299
+    world.relay.startService()
+
+
+def test_a_relay_whose_end_is_not_waited_for_stops_nevertheless(make_world: Callable[..., World]) -> None:
+    world = make_world(connections=300, handshake_burst_per_address=300)
+    sessions = [world.connect(1 + at % 9, f"s{at}") for at in range(300)]
+    stopping = world.relay.stopService()
+    stopping.cancel()
+    assert result_of(stopping).check(CancelledError)
+    world.network.advance(10)
+    assert all(one.lost for one in sessions) and not world.relay.switch.sessions
     world.relay.startService()
 
 
