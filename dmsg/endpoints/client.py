@@ -29,6 +29,9 @@ class Transport(TypingProtocol):
 class Port(TypingProtocol):
     """A port that a client listens on."""
 
+    def startListening(self) -> None:
+        """Listen again after :meth:`stopListening`, or after the client has stopped; nothing happens while it listens."""
+
     def stopListening(self) -> Deferred[None]:
         """Accept no more transports; open transports go on."""
 

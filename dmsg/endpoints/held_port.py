@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from twisted.internet.defer import Deferred, succeed
+from twisted.internet.error import CannotListenError
 from twisted.internet.interfaces import IAddress, IListeningPort
 from zope.interface import implementer
 
@@ -20,7 +21,14 @@ class HeldPort:
         self._source: ClientSource[Any] | None = source
 
     def startListening(self) -> None:
-        """Do nothing: it listens already, and a stopped port cannot listen again."""
+        """Listen again when the client was stopped and started again; nothing happens while it listens.
+
+        Raises ``CannotListenError`` when :meth:`stopListening` was called: the endpoint's ``listen`` gives another port.
+        """
+        if self._source is None:
+            scheme, _, where = str(self.getHost()).partition(":")
+            raise CannotListenError(scheme, where, "a port of an endpoint that was stopped cannot listen again")
+        self._port.startListening()
 
     def stopListening(self) -> Deferred[None]:
         """Accept no more connections; open ones go on. Fires when the client has stopped, if nothing else holds it."""

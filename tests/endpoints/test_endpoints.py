@@ -113,6 +113,25 @@ async def test_endpoints_over_clients(reactor):
 
 
 @pytest_twisted.ensureDeferred
+async def test_a_port_listens_again_when_its_client_was_stopped_and_started_again(reactor):
+    async with LocalNetwork(reactor, relays=1) as network:
+        alice, bob = await network.client(), await network.client()
+        factory = CountingFactory()
+        port = await DmsgServerEndpoint(bob).listen(factory)
+        port.startListening()
+        assert factory.numPorts == 1
+        await bob.stopService()
+        bob.startService()
+        port.startListening()
+        await bob.when_ready()
+        assert await echo(DmsgClientEndpoint(alice, bob.public_key)) == b"hello"
+        await port.stopListening()
+        with pytest.raises(error.CannotListenError, match=f"on dmsg:{bob.public_key}: a port .* that was stopped"):
+            port.startListening()
+        assert factory.numPorts == 0
+
+
+@pytest_twisted.ensureDeferred
 async def test_a_listening_service_is_taken(reactor):
     async with LocalNetwork(reactor, relays=1) as network:
         endpoint = DmsgServerEndpoint(await network.client())
