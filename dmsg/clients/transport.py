@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 from typing import Protocol as TypingProtocol
 
-from twisted.internet.interfaces import IReactorTime
+from twisted.internet.interfaces import ILoggingContext, IReactorTime
 from twisted.python.failure import Failure
 
 from dmsg.address import DmsgAddress
@@ -50,6 +50,13 @@ class RelayTransport(StreamTransport[S]):
     def getHost(self) -> DmsgAddress:
         """The address of this end."""
         return self._host
+
+    def logPrefix(self) -> str:
+        """The prefix of the protocol's messages and the beginning of the peer's key, for a program that logs as its transport."""
+        protocol, name = self.protocol, "-"
+        if protocol is not None:
+            name = protocol.logPrefix() if ILoggingContext.providedBy(protocol) else type(protocol).__name__
+        return f"{name},{str(self._peer.public_key)[:8]}"
 
     # Programs that were written for TCP call these. Setting them changes nothing: both are always on.
 

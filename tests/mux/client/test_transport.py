@@ -147,6 +147,19 @@ async def test_addresses(connected):
 
 
 @pytest_twisted.ensureDeferred
+async def test_a_program_may_log_as_its_transport(connected):
+    """SSHService of Conch does."""
+    pair = await connected()
+    key = str(pair.bob.public_key)[:8]
+    assert pair.near.logPrefix() == f"{type(pair.here).__name__},{key}"
+    pair.here.logPrefix = lambda: "me"
+    assert pair.near.logPrefix() == f"me,{key}"
+    pair.near.abortConnection()
+    pair.settle()
+    assert pair.near.logPrefix() == f"-,{key}"
+
+
+@pytest_twisted.ensureDeferred
 async def test_a_program_that_sets_options_of_tcp_runs(connected):
     pair = await connected()
     for end in (pair.near, pair.far):
