@@ -116,7 +116,7 @@ class ListeningPort(Generic[T]):
             return True
         try:
             return self._key_policy.admits_key(remote) is True
-        except Exception:  # an application's policy may raise anything; as in ask(), access is denied then
+        except BaseException:  # an application's policy may raise anything; as in ask(), access is denied then
             _log.failure("The access policy failed; access is denied")
             return False
 
@@ -140,7 +140,7 @@ class ListeningPort(Generic[T]):
         peer = DmsgAddress(stream.remote, "", session.server, self.client.scheme)
         try:
             protocol = self.factory.buildProtocol(cast(IAddress, peer)) if self._listening else None
-        except Exception:  # an application may raise anything; it loses only this transport
+        except BaseException:  # an application may raise anything; it loses only this transport
             _log.failure("Unhandled error in {factory}.buildProtocol", factory=self.factory)
             protocol = None
         if protocol is None:

@@ -402,7 +402,7 @@ class StreamTransport(ABC, Generic[S]):
         """Call the application. An exception ends its own transport and nothing else, as the reactor does for sockets."""
         try:
             call(*arguments)
-        except Exception:  # an application may raise anything
+        except BaseException:  # an application may raise anything, SystemExit too
             self._failed(Failure())
 
     def _failed(self, failure: Failure) -> None:
@@ -413,7 +413,7 @@ class StreamTransport(ABC, Generic[S]):
         if self.state is _OPEN or self.state not in CLOSED_HERE:
             try:
                 self.protocol.dataReceived(data)  # type: ignore[union-attr]
-            except Exception:  # as in guarded(), without the cost of another call
+            except BaseException:  # as in guarded(), without the cost of another call
                 self._failed(Failure())
         else:
             self.stream.drop()

@@ -180,7 +180,9 @@ class Handlers:
             tell(await self._outcome(request))
         except CancelledError:
             tell(_FAILED)
-        except Exception:  # a handler of the application may raise anything, and its caller is told
+        except GeneratorExit:  # nothing can wake it any more
+            raise
+        except BaseException:  # a handler of the application may raise anything, and its caller is told
             _log.failure("a handler of the command {command} failed", command=request.command)
             tell(_FAILED)
 

@@ -12,6 +12,8 @@ from twisted.internet.protocol import Factory, Protocol
 from zope.interface import implementer
 
 from dmsg.address import DmsgAddress
+from dmsg.clients.access import AllowKeys
+from dmsg.errors import DialError
 from dmsg.glue.deadlines import LINGER_S
 from dmsg.glue.inbox import JOINED_BYTES
 from dmsg.glue.stream_transport import TransportLost
@@ -632,6 +634,39 @@ async def test_a_fault_in_data_received(connected, logged_errors):
     assert len(logged_errors.flush(ZeroDivisionError)) == 1
     assert isinstance(pair.there.reason, ZeroDivisionError)
     assert isinstance(pair.here.reason, TransportLost)
+    await _others_go_on(pair)
+
+
+@pytest.mark.parametrize("where", ["connectionMade", "dataReceived", "buildProtocol", "admits_key"])
+@pytest_twisted.ensureDeferred
+async def test_a_fault_that_is_no_exception(connected, logged_errors, where):
+    """sys.exit(), or a panic in Rust: the reactor ends one connection for it, and here others share that connection."""
+
+    def leave(*_: object) -> None:
+        raise SystemExit(3)
+
+    pair = await connected()
+    [port] = pair.bob.services.ports()
+    await port.stopListening()
+    broken = Recorder()
+    factory, policy = Factory.forProtocol(lambda: broken), AllowKeys([pair.alice.public_key])
+    setattr({"buildProtocol": factory, "admits_key": policy}.get(where, broken), where, leave)
+    pair.bob.listen(factory, policy=policy, security=Security.HOP)
+    dialling = ensureDeferred(pair.alice.dial(pair.bob.public_key))
+    pair.settle()
+    if where == "admits_key":
+        with pytest.raises(DialError):
+            await dialling
+    else:
+        end, transport = Recorder(), await dialling
+        transport.attach(end)
+        transport.write(b"leave")
+        pair.settle()
+        assert isinstance(end.reason, TransportLost)
+    assert len(logged_errors.flush(SystemExit)) == 1
+    pair.near.write(b"and I stay")
+    pair.settle()
+    assert pair.there.received == b"and I stay"
     await _others_go_on(pair)
 
 

@@ -145,18 +145,21 @@ def test_a_handler_that_refuses_with_what_is_no_code_fails(world: Any, logged_er
     assert len(logged_errors.flush(ValueError, TypeError)) == 1
 
 
-def test_what_a_handler_raises_is_logged_and_not_told(world: Any, logged_errors: Any) -> None:
+@pytest.mark.parametrize("kind", [KeyError, SystemExit])
+def test_what_a_handler_raises_is_logged_and_not_told(
+    world: Any, logged_errors: Any, kind: type[BaseException]
+) -> None:
     _, service, caller = pair(world)
 
     @service.service("broken")
     async def broken(request: Request) -> bytes:
-        raise KeyError("secret")
+        raise kind("secret")
 
     with pytest.raises(CallRefused) as refused:
         world.result(caller.call(SERVICE, "broken", timeout=5))
     assert refused.value.code == PeerCode.HANDLER_FAILED
     assert "secret" not in str(refused.value)
-    assert len(logged_errors.flush(KeyError)) == 1
+    assert len(logged_errors.flush(kind)) == 1
 
 
 def test_a_handler_that_gives_no_bytes_has_failed(world: Any, logged_errors: Any) -> None:
