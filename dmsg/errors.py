@@ -12,8 +12,18 @@ from dataclasses import dataclass, field
 from typing import Final
 
 
+def _again(kind: type[BaseException], args: tuple[object, ...]) -> BaseException:
+    error = kind.__new__(kind)
+    error.args = args
+    return error
+
+
 class DmsgError(Exception):
     """Base of every error the package raises on purpose."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """A copy or a pickle has the text and the attributes. Exceptions call ``__init__`` with the text alone for one."""
+        return _again, (type(self), self.args), self.__dict__
 
     @property
     def own_text(self) -> str:

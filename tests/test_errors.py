@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import importlib
+import pickle
 import pkgutil
 from collections.abc import Iterator
+from copy import copy, deepcopy
 from typing import Any
 
 import pytest
 
 import dmsg
 from dmsg.crypto.errors import KeyFileError
+from dmsg.endpoints.stream import DmsgConnectError
 from dmsg.errors import Attempt, ConfigError, DialError, DmsgError, RemoteProtocolError, StageError
+from dmsg.glue.stream_transport import TransportLost
 from dmsg.relays.errors import SessionTimeout
+from dmsg.rmb.client.errors import CallRefused, CallTimeout, NotConnected
+from dmsg.rmb.core.address import SessionAddress
 
 
 def subclasses(cls: type) -> Iterator[type]:
@@ -48,6 +54,31 @@ def test_every_error_of_the_package_stands_in_a_module_of_errors() -> None:
 def test_data_is_in_attributes(error: Exception, text: str, attributes: dict[str, Any]) -> None:
     assert str(error) == text
     assert {name: getattr(error, name) for name in attributes} == attributes
+
+
+CALLED = SessionAddress(7, "work")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConfigError("port", "too big", "x.toml"),
+        StageError("connect", "refused"),
+        TransportLost(SessionTimeout("connect", 2.5)),
+        DmsgConnectError(DialError("02ff", [Attempt("connect", "02", 1.0, "refused", ConnectionRefusedError("no"))])),
+        CallTimeout(CALLED, 1.5, ("wss://a.example",), ()),
+        NotConnected(CALLED, {"wss://a.example": "silent"}),
+        CallRefused(CALLED, 7, "no", CALLED),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_error_reaches_another_process_whole(error: Any) -> None:
+    """As those of a program that runs in a pool of processes do."""
+    for again in (pickle.loads(pickle.dumps(error)), copy(error), deepcopy(error)):
+        assert (type(again), str(again), again.args) == (type(error), str(error), error.args)
+        assert {name: str(value) for name, value in vars(again).items()} == {
+            name: str(value) for name, value in vars(error).items()
+        }
 
 
 def test_a_failed_dial_tells_everything_that_was_tried() -> None:

@@ -47,14 +47,19 @@ class CallTimeout(CallError):
 
 
 class NotConnected(CallError):
-    """The request could not be sent to any relay in time. ``problems`` maps the URL of each relay to its problem."""
+    """The request could not be sent to any relay in time."""
 
     reason = Reason.NOT_CONNECTED
 
     def __init__(self, target: SessionAddress, problems: Mapping[str, str]) -> None:
-        self.problems = MappingProxyType(dict(problems))
-        what = "; ".join(f"{url}: {problem}" for url, problem in self.problems.items())
+        self._problems = dict(problems)
+        what = "; ".join(f"{url}: {problem}" for url, problem in problems.items())
         super().__init__(target, f"no relay has taken the request ({what})")
+
+    @property
+    def problems(self) -> Mapping[str, str]:
+        """The problem of each relay, by its URL."""
+        return MappingProxyType(self._problems)
 
 
 class CallRefused(CallError):
