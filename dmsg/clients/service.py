@@ -253,7 +253,8 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
 
     async def connect(self, factory: IProtocolFactory, target: PublicKey, service: str = "", **how: Any) -> IProtocol:
         """Dial and attach the protocol ``factory`` builds; ``how`` are further arguments of :meth:`dial`, which also says what
-        this raises. If the factory builds no protocol, ``DialError``; an error of the factory is raised as it is.
+        this raises. If the factory builds no protocol, ``DialError``; an error of the factory is raised as it is. The factory
+        is neither started nor stopped (``startFactory``): an endpoint does that.
         """
         transport = await self.dial(target, service, **how)
         try:
