@@ -62,7 +62,7 @@ class DmsgClientEndpoint(ClientEndpoint[DmsgClient]):
         service: str = "",
         *,
         timeout_s: float | None = None,
-        security: Security | None = None,
+        security: Security | str | None = None,
     ) -> None:
         self.security = security
         super().__init__(client, DmsgAddress(public_key, check_service_name(service)), timeout_s, security=security)
@@ -82,7 +82,7 @@ class DmsgServerEndpoint(ServerEndpoint[DmsgClient]):
         policy: IAccessPolicy | None = None,
         limits: ListenerLimits | None = None,
         timeout_s: float | None = None,
-        security: Security | None = None,
+        security: Security | str | None = None,
     ) -> None:
         self.security = security
         super().__init__(client, service, policy=policy, limits=limits, timeout_s=timeout_s, security=security)

@@ -22,7 +22,7 @@ class DmsgPort(ListeningPort[DmsgTransport]):
         *,
         policy: IAccessPolicy | None = None,
         limits: ListenerLimits | None = None,
-        security: Security = Security.PREFER,
+        security: Security | str = Security.PREFER,
     ) -> None:
         super().__init__(client, factory, service, policy=policy, limits=limits)
         self.security = Security(security)  # a plain text would equal no member: "e2e" would let in what it must not

@@ -90,7 +90,7 @@ class DmsgClient(RelayClient[ServerSession, OpenedPath[ServerSession], DmsgTrans
         servers: Sequence[PinnedServer] = (),
         min_servers: int | None = None,
         publish: bool | EntryRegistrar = True,
-        security: Security = Security.PREFER,
+        security: Security | str = Security.PREFER,
         config: ClientConfig | None = None,
         events: IEventLog | None = None,
         relay_file: str | os.PathLike[str] | None = None,
@@ -155,7 +155,7 @@ class DmsgClient(RelayClient[ServerSession, OpenedPath[ServerSession], DmsgTrans
         target: PublicKey,
         service: str = "",
         *,
-        security: Security | None = None,
+        security: Security | str | None = None,
         timeout_s: float | None = None,
     ) -> DmsgTransport:
         """An open transport to ``target`` with no protocol yet: ``attach`` one. Raises ``DialError``.
@@ -174,7 +174,7 @@ class DmsgClient(RelayClient[ServerSession, OpenedPath[ServerSession], DmsgTrans
         *,
         policy: IAccessPolicy | None = None,
         limits: ListenerLimits | None = None,
-        security: Security | None = None,
+        security: Security | str | None = None,
     ) -> DmsgPort:
         """Accept transports for ``service`` ("" is the default one). Raises ``CannotListenError`` if that is taken,
         ``InvalidAddress`` for a name that is too long, and ``TypeError`` for a ``policy`` that is none.
