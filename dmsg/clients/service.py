@@ -162,6 +162,15 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
 
     # --- service ---------------------------------------------------------------------------------------------------
 
+    def privilegedStartService(self) -> None:
+        """The client is about to be started: :meth:`when_ready` waits for it again if it has stopped.
+
+        A parent calls this of all its services first, and those that listen over the client wait for it then.
+        """
+        super().privilegedStartService()  # type: ignore[no-untyped-call]
+        if not self.running:
+            self._stopping = False
+
     def startService(self) -> None:
         """Begin to connect; nothing happens if the client runs already.
 

@@ -8,6 +8,8 @@ import time
 
 import pytest
 import pytest_twisted
+from twisted.application.internet import StreamServerEndpointService
+from twisted.application.service import MultiService
 from twisted.internet import error
 from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
 from twisted.internet.endpoints import clientFromString, connectProtocol, serverFromString
@@ -129,6 +131,23 @@ async def test_a_port_listens_again_when_its_client_was_stopped_and_started_agai
         with pytest.raises(error.CannotListenError, match=f"on dmsg:{bob.public_key}: a port .* that was stopped"):
             port.startListening()
         assert factory.numPorts == 0
+
+
+@pytest_twisted.ensureDeferred
+async def test_an_application_whose_services_were_stopped_is_started_again(reactor):
+    async with LocalNetwork(reactor, relays=1) as network:
+        alice, bob = await network.client(), network.new_client()
+        application = MultiService()
+        bob.setServiceParent(application)
+        server = StreamServerEndpointService(DmsgServerEndpoint(bob), CountingFactory())
+        server.setServiceParent(application)
+        for _ in range(2):
+            application.privilegedStartService()
+            application.startService()
+            await bob.when_ready()
+            assert await echo(DmsgClientEndpoint(alice, bob.public_key)) == b"hello"
+            await application.stopService()
+        assert server.factory.numPorts == 0
 
 
 @pytest_twisted.ensureDeferred
