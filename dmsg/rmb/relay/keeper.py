@@ -126,7 +126,7 @@ class Keeper:
                 if line is not None and line.started < _KEPT_IN_A_TURN:
                     self._next(to, line)
                 elif line is not None:  # thousands may have waited
-                    self._clock.callLater(0, self._next, to, line)
+                    self._soon(self._next, to, line)
             if not await pushing:
                 return RelayProblem.EXPIRED
         finally:
@@ -324,7 +324,7 @@ class Keeper:
                         await deferLater(self._clock, 0)  # give others a turn: a store in memory answers at once
                 finally:
                     if not is_away:  # in another turn: of thousands of sessions each may have few envelopes
-                        self._clock.callLater(0, self._returns.over)
+                        self._soon(self._returns.over)
             if done and not await self._delete(address, done):
                 self._remember(address, done)
         finally:
@@ -412,6 +412,17 @@ class Keeper:
         for data in lost:
             self._lose(data, full[0][1])
         return session is not None
+
+    def _soon(self, call: Callable[..., object], *arguments: object) -> None:
+        """Call in another turn of the reactor. A relay that stops waits for it."""
+
+        async def in_another_turn() -> None:
+            try:
+                await deferLater(self._clock, 0)
+            finally:
+                call(*arguments)
+
+        self._background.run(in_another_turn())
 
     def _next(self, address: SessionAddress, line: Line) -> None:
         """End a turn, and drop the line if nobody else is in it: then the session may be given more."""

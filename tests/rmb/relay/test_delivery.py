@@ -838,6 +838,31 @@ def test_what_came_while_a_long_queue_was_put_into_the_store_is_stored_in_turns(
     assert uids(world.connect(2)) == [*queued, *sent]
 
 
+def test_no_call_is_left_of_a_relay_that_has_stopped_while_it_put_a_queue_into_the_store(world: World) -> None:
+    alice, bob = world.connect(1), world.connect(2)
+    bob.shell.hold("test", True)
+    alice.send(alice.envelope(2, "long", plain=bytes(200_000)), *[alice.envelope(2, str(at)) for at in range(100)])
+    alice.shell.cut()
+    world.settle()
+    left: list[str] = []
+
+    def look(_: object) -> None:
+        due = [call for call in world.network.getDelayedCalls() if call.getTime() <= world.network.seconds()]
+        left.extend(map(repr, due))
+
+    def stop() -> None:
+        if world.relay.switch.sessions:
+            world.network.callLater(0, stop)
+        else:
+            world.relay.stopService().addCallback(look)
+
+    bob.shell.cut()
+    world.network.callLater(0, stop)
+    world.settle()
+    assert stored(world, 2) == [str(at) for at in range(100)] and not world.relay.running
+    assert left == []
+
+
 @pytest.mark.parametrize("of", ["envelopes", "answers"])
 def test_a_flood_of_new_envelopes_leaves_a_store_in_a_file_room_for_what_ended_sessions_were_not_given(
     make_world: Callable[..., World], tmp_path: Path, of: str
