@@ -97,6 +97,22 @@ class _World:
         if server in self.waiting:
             self._refuse(self.waiting[server])
 
+    def cheat(self, server: int) -> None:
+        """The proof comes in a malformed frame, which only a peer that breaks the rules sends: as if there had been none."""
+        attempt = self.waiting.pop(server, None)
+        if attempt is None:
+            return
+        frame = make_end(0, attempt.path).frames.seal(FWD, b"")[1]
+        try:
+            attempt.stream.receive_fwd(frame, 0, len(frame))
+        except StreamFault as fault:
+            assert fault.code is CloseReason.MALFORMED
+        else:
+            raise AssertionError("a FWD without a sequence was taken")
+        attempt.stream.state = StreamState.CLOSED
+        attempt.stream.discard()
+        self.attempts.failed(attempt.stream)
+
     def answer(self) -> None:
         """The answer to the dialler's last attempt arrives: the dialler moves and proves itself."""
         attempt, self.asked = self.asked, None
@@ -207,6 +223,8 @@ def one_input(data: bytes) -> None:
                     world.dialler.take(here.to_dialler.popleft())
             case 13:
                 world.ask((operation >> 4) % 3, choices.pick(world.all).told[0])
+            case 14 if operation >> 7:
+                world.cheat((operation >> 4) % 3)
             case 14:
                 world.give_up((operation >> 4) % 3)
             case _:
@@ -253,7 +271,7 @@ def _finish(world: _World) -> None:
 
 
 def seeds() -> Iterator[bytes]:
-    """Moves with data both ways, unread and unacknowledged; proofs that are late, displaced or never come; no tokens left."""
+    """Moves with data both ways, unread and unacknowledged; proofs late, displaced, malformed or never; no tokens left."""
     write, send, take = b"\x00\x40\x80\x40", b"\x02\x40\x82\x40", b"\x09\x0c"
     talk = (write + send + take) * 2
     move = b"\x06\x08\x09"
@@ -290,3 +308,4 @@ def seeds() -> Iterator[bytes]:
     yield b"\x00\x30\x02\xff" * 2 + b"\x09\x06\x08" + b"\x0b\x00" + b"\x16\x08\x09" + talk
     yield talk + move * 2 + b"\x0d\x00\x1d\x00\x2d\x00" + b"\x0f\x04" + move + talk
     yield talk + b"\x06\x08" + b"\x16" + b"\x09" + b"\x08" + b"\x0b\x01\x0b\x02" + talk
+    yield talk + send + b"\x06\x9e" + b"\x09" * 3 + b"\x84\xff" + move + talk

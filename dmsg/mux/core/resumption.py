@@ -18,13 +18,15 @@ class ResumeAttempts:
     attempt that waits for its proof. At most one attempt waits for each relay.
     """
 
-    __slots__ = ("_began", "_current", "_rate", "_taken", "_told_bytes", "_waiting")
+    __slots__ = ("_before", "_began", "_current", "_rate", "_taken", "_told_bytes", "_waiting")
 
     def __init__(self, current: Stream, rate: TokenBucket) -> None:
         self._current = current
         self._rate = rate
         self._began = 0
         self._taken = 0  # number of the latest attempt that was proved
+        # the same two before an attempt that was proved but that the transport has not moved to yet
+        self._before: tuple[Stream, int] | None = None
         self._told_bytes = 0
         self._waiting: dict[PublicKey, Stream] = {}
 
@@ -53,17 +55,22 @@ class ResumeAttempts:
         self._forget(stream)
         if number < self._taken:
             return None
-        self._taken = number
-        earlier, self._current = self._current, stream
+        earlier = self._current
+        self._before = earlier, self._taken
+        self._current, self._taken = stream, number
         return earlier
 
     def moved(self, now: float) -> None:
         """The transport has moved: take a token."""
+        self._before = None
         self._rate.take(now)
 
     def failed(self, stream: Stream) -> None:
-        """``stream`` ended without a proof."""
+        """``stream`` ended without a proof, or with one in a frame that was malformed: the path in use stays the current one."""
         self._forget(stream)
+        if stream is self._current and self._before is not None:
+            self._current, self._taken = self._before
+            self._before = None
 
     def _forget(self, stream: Stream) -> None:
         for server, waiting in self._waiting.items():

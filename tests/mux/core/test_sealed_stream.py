@@ -905,6 +905,31 @@ def test_what_came_on_the_old_path_behind_the_proof_does_not_count_as_unread() -
     assert new_receiver.unread_bytes == 6
 
 
+def test_a_proof_in_a_malformed_frame_leaves_the_path_in_use_the_current_one() -> None:
+    """Only a peer that breaks the rules sends one. What comes on the old path until its next attempt counts, and only once."""
+    sender, receiver = pair()
+    attempts = ResumeAttempts(receiver, TokenBucket(0, 9, 0.0))
+    cheat, cheated = pair(path=1)
+    cheated.state = StreamState.CONFIRMING
+    cheated.await_turn(attempts, RELAY, 0)
+    sealed = cheat.frames.seal(FWD, b"")[1]
+    assert code_of(cheated.receive_fwd, sealed, 0, len(sealed)) == CloseReason.MALFORMED
+    attempts.failed(cheated)
+    sender.pending.append(b"abcdef")
+    assert carry(sender, receiver) == b"abcdef"
+    receiver.consumed(6)
+    told = attempts.tell_bytes()
+    assert told == 6
+    new_sender, new_receiver = pair(path=2)
+    new_receiver.state = StreamState.CONFIRMING
+    new_receiver.await_turn(attempts, RELAY, told)
+    new_sender.go_on_from(sender, told, 0)
+    acknowledge(new_sender, new_receiver)
+    assert not new_receiver.is_late
+    new_receiver.go_on_from(receiver, 0, told)
+    assert (new_receiver.received_bytes, new_receiver.unread_bytes) == (6, 0)
+
+
 def test_a_later_attempt_is_never_told_less_than_an_earlier_one() -> None:
     """The answer to the first was taken and its proof lost, and the reader has stopped since: an honest count again."""
     sender, receiver = pair(window=200, ack_limit=10)
