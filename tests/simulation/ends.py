@@ -371,6 +371,8 @@ class End(Protocol):
             self.owner.meddle(self)
         if self.habits.closes_on_resume and self.fate.written and not self.fate.closed:
             self.close()
+        elif self.fate.ended and self.transport.state is TransportState.FINISHING:
+            self._written_all()  # it said that it writes nothing more, and the close waits for its word
         elif producer.pulled:
             self._write_piece()
         else:
@@ -486,9 +488,10 @@ class End(Protocol):
 
     @property
     def waits_to_write(self) -> bool:
-        """Whether it has more to write and its producer is paused."""
+        """Whether it has more to write, its producer is paused, and the peer would take it: else it waits for the peer's end."""
         waits = self.producer is not None and (self.producer.paused or self.producer.pulled)
-        return waits and self._may_write and not self._waits and self.fate.written < self.habits.total
+        more = self._may_write and not self._waits and self.fate.written < self.habits.total
+        return waits and more and not self.transport.stream.was_cut
 
     def finish(self) -> None:
         """Come to an end: read on, write nothing more and close."""
