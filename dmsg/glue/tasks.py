@@ -16,7 +16,7 @@ def to_the_end(work: Coroutine[Any, Any, None]) -> Deferred[None]:
 
     def tell(result: Any) -> Any:
         if done.called:
-            return result  # an error that nobody waits for any more is logged
+            return result  # the wait was cancelled: an error goes to the log
         return done.callback(result)
 
     done: Deferred[None] = Deferred()

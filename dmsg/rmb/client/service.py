@@ -158,7 +158,7 @@ class RmbClient(Service):
         try:
             await self._handlers.stop(self.config.stop_timeout_s)
         finally:
-            ended = to_the_end(self._end())  # also if nobody waits for it any more
+            ended = to_the_end(self._end())  # also after a cancel
         await ended
 
     async def _end(self) -> None:

@@ -425,7 +425,7 @@ class Keeper:
         self._background.run(in_another_turn())
 
     def _next(self, address: SessionAddress, line: Line) -> None:
-        """End a turn, and drop the line if nobody else is in it: then the session may be given more."""
+        """End a turn. Without further tasks the line is dropped, and the session may be given more."""
         if line.over():
             del self._lines[address]
             self.stored(address)
