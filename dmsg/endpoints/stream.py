@@ -38,10 +38,10 @@ class DmsgConnectError(DialError, ConnectError):
     def __init__(self, error: DialError) -> None:
         super().__init__(error.target, error.attempts)
         self.osError = None
-        self._text = error.args[0] if error.args else ""
+        self.args = error.args  # ConnectError has none of its own, and repr() would show nothing
 
     def __str__(self) -> str:
-        return str(self._text)
+        return str(self.args[0]) if self.args else ""
 
 
 @implementer(IStreamClientEndpoint)

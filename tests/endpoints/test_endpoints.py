@@ -201,6 +201,7 @@ async def test_a_failed_connect_is_both_kinds_of_error(reactor):
         assert caught.value.target == str(ABSENT)
         assert str(ABSENT) in str(caught.value)
         assert "no entry" in str(caught.value)
+        assert repr(caught.value) == f"DmsgConnectError({str(caught.value)!r})"
         assert [one.stage for one in caught.value.attempts] == ["discovery"]
 
 
