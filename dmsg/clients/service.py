@@ -163,13 +163,15 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
     # --- service ---------------------------------------------------------------------------------------------------
 
     def privilegedStartService(self) -> None:
-        """The client is about to be started: :meth:`when_ready` waits for it again if it has stopped.
+        """The client is about to be started: :meth:`when_ready` waits for it again if it has stopped, and dials may begin.
 
-        A parent calls this of all its services first, and those that listen over the client wait for it then.
+        A parent calls this of all its services first. Those that listen over the client then wait for it, and those that dial
+        over it may be started before it.
         """
         super().privilegedStartService()  # type: ignore[no-untyped-call]
         if not self.running:
             self._stopping = False
+            self.dialer.start()
 
     def startService(self) -> None:
         """Begin to connect; nothing happens if the client runs already.

@@ -9,7 +9,7 @@ import time
 import pytest
 import pytest_twisted
 from twisted.application.internet import StreamServerEndpointService
-from twisted.application.service import MultiService
+from twisted.application.service import MultiService, Service
 from twisted.internet import error
 from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
 from twisted.internet.endpoints import clientFromString, connectProtocol, serverFromString
@@ -148,6 +148,28 @@ async def test_an_application_whose_services_were_stopped_is_started_again(react
             assert await echo(DmsgClientEndpoint(alice, bob.public_key)) == b"hello"
             await application.stopService()
         assert server.factory.numPorts == 0
+
+
+@pytest_twisted.ensureDeferred
+async def test_what_dials_over_a_client_may_be_started_before_it(reactor):
+    """Also when its application was stopped before: a ClientService would wait for its next attempt."""
+
+    class Calling(Service):
+        def startService(self) -> None:
+            self.answer = ensureDeferred(echo(endpoint))
+
+    async with LocalNetwork(reactor, relays=1) as network:
+        alice, bob = network.new_client(), await network.client()
+        bob.listen(CountingFactory())
+        endpoint = DmsgClientEndpoint(alice, bob.public_key)
+        application, calling = MultiService(), Calling()
+        calling.setServiceParent(application)
+        alice.setServiceParent(application)
+        for _ in range(2):
+            application.privilegedStartService()
+            application.startService()
+            assert await calling.answer == b"hello"
+            await application.stopService()
 
 
 @pytest_twisted.ensureDeferred
