@@ -138,11 +138,15 @@ class ListeningPort(Generic[T]):
             session.turn_away(stream, busy=True)
             return
         peer = DmsgAddress(stream.remote, "", session.server, self.client.scheme)
+        services = self.client.services
+        services.building += 1
         try:
             protocol = self.factory.buildProtocol(cast(IAddress, peer)) if self._listening else None
         except BaseException:  # an application may raise anything; it loses only this transport
             _log.failure("Unhandled error in {factory}.buildProtocol", factory=self.factory)
             protocol = None
+        finally:
+            services.building -= 1
         if protocol is None:
             session.turn_away(stream, busy=False)
             return

@@ -200,6 +200,8 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
     async def _stop(self) -> None:
         for port in self.services.ports():
             await port.stopListening()
+        if self.services.building:
+            await deferLater(self.reactor, 0)  # a factory has called this, and its transport is closed as all others are
         if self.registrar is not None:
             await self.registrar.close(withdraw=True)
         self._stopping = True

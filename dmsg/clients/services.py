@@ -36,6 +36,8 @@ class Services(Generic[L]):
         #: Offers that have not named their service: plain ones, and resumptions of unknown transports. They have places of
         #: their own, so that they take none from any listener.
         self.arrivals: Offers[Offer] = Offers(limits.offers, limits.offers_per_key)
+        #: How many factories are being asked for a protocol at the moment.
+        self.building = 0
 
     def __bool__(self) -> bool:
         return bool(self._ports)

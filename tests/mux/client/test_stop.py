@@ -1,4 +1,5 @@
-"""A client that stops at an odd moment: while its network takes nothing, or before its relay has admitted it."""
+"""A client that stops at an odd moment: while its network takes nothing, or before its relay has admitted it, or while a factory
+builds a protocol."""
 
 from __future__ import annotations
 
@@ -9,10 +10,12 @@ import pytest
 import pytest_twisted
 from twisted.internet.defer import TimeoutError
 from twisted.internet.endpoints import TCP4ServerEndpoint
+from twisted.internet.error import ConnectionDone
 from twisted.internet.protocol import Factory
 from zope.interface import implementer
 
 from dmsg.crypto.keys import PublicKey, SecretKey
+from dmsg.glue.stream_transport import TransportLost
 from dmsg.interfaces import IAccessPolicy
 from dmsg.mux.core.e2e_negotiation import Security
 from dmsg.mux.core.wire import FrameType
@@ -111,3 +114,28 @@ async def test_one_whose_end_is_not_waited_for_stops_nevertheless(kind: str) -> 
         alice.startService()
         await network.wait(alice.when_ready())
         (await network.wait(alice.dial(bob.public_key))).abortConnection()
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+@pytest_twisted.ensureDeferred
+async def test_a_factory_that_stops_it_leaves_no_dialler_waiting(refuses: bool) -> None:
+    """Without a word of its own about the end, the other side would look for another path for a minute."""
+
+    class Last(Factory):
+        noisy = False
+
+        def buildProtocol(self, addr: Any) -> ConformanceProtocol | None:
+            self.stopped = bob.stopService()
+            return None if refuses else served
+
+    served, end, factory = ConformanceProtocol(), ConformanceProtocol(), Last()
+    async with LocalNetwork(MemoryNetwork(), relays=1, discovery=None) as network:
+        alice, bob = await network.client(), await network.client()
+        bob.listen(factory)
+        began = network.reactor.seconds()
+        (await network.wait(alice.dial(bob.public_key))).attach(end)
+        await network.wait(end.when_lost())
+        await network.wait(factory.stopped)
+        assert network.reactor.seconds() - began < 1.0
+        assert (served.made, len(served.lost)) == ((0, 0) if refuses else (1, 1))
+        assert end.lost[0].check(ConnectionDone if not refuses else TransportLost)
