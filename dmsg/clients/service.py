@@ -188,7 +188,8 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
         self.pool.start()
 
     def stopService(self) -> Deferred[None]:
-        """Stop every port, withdraw from discovery, then close every transport and every session.
+        """Stop every port, withdraw from discovery, then close every transport and every session. Protocols are told of the end
+        of their transports before the Deferred fires, except those that have paused reading what came before an end.
 
         A dial may succeed until the transports are closed; later ones fail. A port listens again after another start only if
         its ``startListening`` is called. Cancelling the Deferred, or a timeout of it, ends only the wait: the client goes on
@@ -201,12 +202,15 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
         for port in self.services.ports():
             await port.stopListening()
         if self.services.building:
-            await deferLater(self.reactor, 0)  # a factory has called this, and its transport is closed as all others are
+            await deferLater(self.reactor, 0)  # a factory has called this; its transport is closed as others are
         if self.registrar is not None:
             await self.registrar.close(withdraw=True)
         self._stopping = True
+        had_transports = bool(self.transports)
         await self._close_transports()
         self.dialer.stop()
+        if had_transports:
+            await deferLater(self.reactor, 0)  # their protocols are told one turn after the end
         await self.pool.stop()
         self._record.close()
         self.sessions_change.fail(ClientStopped())

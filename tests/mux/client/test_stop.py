@@ -139,3 +139,25 @@ async def test_a_factory_that_stops_it_leaves_no_dialler_waiting(refuses: bool) 
         assert network.reactor.seconds() - began < 1.0
         assert (served.made, len(served.lost)) == ((0, 0) if refuses else (1, 1))
         assert end.lost[0].check(ConnectionDone if not refuses else TransportLost)
+
+
+@pytest.mark.parametrize("reads", [True, False])
+@pytest.mark.parametrize("kind", ["e2e", "hop", "messaging"])
+@pytest_twisted.ensureDeferred
+async def test_protocols_are_told_before_it_has_stopped(kind: str, reads: bool) -> None:
+    """Also those of transports that are aborted, because the peer takes nothing for too long."""
+    messaging = kind == "messaging"
+    async with LocalNetwork(MemoryNetwork(), relays=not messaging, messaging_relays=messaging) as network:
+        if messaging:
+            alice, bob = await network.messaging_client(), await network.messaging_client()
+        else:
+            alice, bob = [await network.client(security=Security(kind)) for _ in range(2)]
+        ours, theirs = ConformanceProtocol(), ConformanceProtocol()
+        bob.listen(Factory.forProtocol(lambda: theirs))
+        (await network.wait(alice.dial(bob.public_key))).attach(ours)
+        await network.wait(theirs.when(lambda: theirs.made > 0))
+        if not reads:
+            theirs.transport.pauseProducing()
+        ours.transport.write(bytes(1_000_000))
+        told = alice.stopService().addCallback(lambda _: len(ours.lost))
+        assert await network.wait(told) == 1
