@@ -491,7 +491,8 @@ class End(Protocol):
         """Whether it has more to write, its producer is paused, and the peer would take it: else it waits for the peer's end."""
         waits = self.producer is not None and (self.producer.paused or self.producer.pulled)
         more = self._may_write and not self._waits and self.fate.written < self.habits.total
-        return waits and more and not self.transport.stream.was_cut
+        drops = self.world.protocol == DMSG and self.transport.stream.was_cut
+        return waits and more and not drops
 
     def finish(self) -> None:
         """Come to an end: read on, write nothing more and close."""

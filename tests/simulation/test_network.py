@@ -12,7 +12,7 @@ from tests.simulation.run import run
 #: Runs of one kind of fault each, then of several at a time. ``python -m tests.simulation`` runs others.
 _SEEDS = {kind: seed for seed, kind in enumerate(ALL) if kind not in OF_MOVING} | {"clock": 21}
 _ALONE = [pytest.param(seed, (kind,), False, id=kind) for kind, seed in _SEEDS.items()]
-_TOGETHER = [pytest.param(seed, ALL, False, id=f"seed {seed}") for seed in (102, 103, 105)]
+_TOGETHER = [pytest.param(seed, ALL, False, id=f"seed {seed}") for seed in (102, 103, 105, 7040)]
 #: Each of these finds different faults in the moving of transports.
 _MOVING = [
     pytest.param(seed, ALL, True, id=f"moving, seed {seed}")
