@@ -100,7 +100,7 @@ class ListeningPort(Generic[T]):
             self.client.services.remove(self)
             try:
                 self.factory.doStop()
-            except Exception:  # an application may raise anything; the port is closed anyway
+            except BaseException:  # an application may raise anything; the port is closed anyway
                 _log.failure("Unhandled error in {factory}.stopFactory", factory=self.factory)
         return succeed(None)
 

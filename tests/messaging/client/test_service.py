@@ -736,20 +736,21 @@ async def test_who_waits_for_a_client_that_stops_or_has_stopped_is_told(net):
         assert not late.services
 
 
+@pytest.mark.parametrize("kind", [ZeroDivisionError, SystemExit])
 @sync
-async def test_a_client_stops_although_the_factory_of_its_listener_fails_to(net, logged_errors):
+async def test_a_client_stops_although_the_factory_of_its_listener_fails_to(net, logged_errors, kind):
     class Failing(Factory):
         noisy = False
 
         def stopFactory(self) -> None:
-            raise ZeroDivisionError
+            raise kind
 
     async with net() as world:
         world.bob.listen(Failing())
         await world.stop_client(world.bob)
         await world.settle()
         assert not world.bob.pool.sessions
-        assert len(logged_errors.flush(ZeroDivisionError)) == 1
+        assert len(logged_errors.flush(kind)) == 1
 
 
 @sync
