@@ -110,6 +110,7 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
         self._random = random
         self._record = ClientRecord(reactor, events, key.public_key, self.scheme)
         self._stopping = False
+        self._stops = 0  # calls of stopService that are under way
         self._noted: set[S] = set()
         self._min_servers = min_servers
         memory = RelayFile(relay_file, lambda: now_ns() / 1e9) if relay_file is not None else None
@@ -176,11 +177,15 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
     def startService(self) -> None:
         """Begin to connect; nothing happens if the client runs already.
 
-        May be called again once the Deferred of :meth:`stopService` has fired.
+        A client that is still stopping, because the wait for that was cancelled, begins once it has stopped.
         """
         if self.running:
             return
         super().startService()  # type: ignore[no-untyped-call]
+        if not self._stops:
+            self._begin()
+
+    def _begin(self) -> None:
         self._stopping = False
         if self.registrar is not None:
             self.registrar.reopen()
@@ -199,6 +204,15 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
         return to_the_end(self._stop())
 
     async def _stop(self) -> None:
+        self._stops += 1
+        try:
+            await self._stop_all()
+        finally:
+            self._stops -= 1
+            if self.running and not self._stops:
+                self._begin()  # it was started again meanwhile
+
+    async def _stop_all(self) -> None:
         for port in self.services.ports():
             await port.stopListening()
         if self.services.building:
@@ -237,10 +251,14 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
     async def _when_ready(self) -> None:
         if self._lack[1]:
             raise ConfigError(*self._lack)
-        while len(self.pool.sessions) < max(1, self._min_servers or 0):
-            if self._stopping:
+        while self._stops or len(self.pool.sessions) < max(1, self._min_servers or 0):
+            if self._stopping and not self.running:
                 raise ClientStopped
-            await self.sessions_change.wait()
+            try:
+                await self.sessions_change.wait()
+            except ClientStopped:
+                if not self.running:
+                    raise
         if self.registrar is not None:
             try:
                 await self.registrar.published()

@@ -4,6 +4,7 @@ builds a protocol."""
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from twisted.internet.error import ConnectionDone
 from twisted.internet.protocol import Factory
 from zope.interface import implementer
 
+from dmsg.clients.errors import ClientStopped
 from dmsg.crypto.keys import PublicKey, SecretKey
 from dmsg.glue.stream_transport import TransportLost
 from dmsg.interfaces import IAccessPolicy
@@ -89,12 +91,11 @@ async def test_a_policy_may_stop_it_before_the_relay_admits_it() -> None:
         await network.wait(relay.stop())
 
 
-@pytest.mark.parametrize("kind", ["dmsg", "messaging"])
-@pytest_twisted.ensureDeferred
-async def test_one_whose_end_is_not_waited_for_stops_nevertheless(kind: str) -> None:
+@asynccontextmanager
+async def behind_a_reader(kind: str) -> AsyncIterator[tuple[LocalNetwork, Any, Any]]:
+    """A network with a relay, and two of its clients: the first closes slowly, because the second has paused reading."""
     messaging = kind == "messaging"
     async with LocalNetwork(MemoryNetwork(), relays=not messaging, messaging_relays=messaging) as network:
-        [relay] = network.messaging_relays if messaging else network.relays
         make = network.messaging_client if messaging else network.client
         alice, bob = await make(), await make()
         end = ConformanceProtocol()
@@ -105,6 +106,14 @@ async def test_one_whose_end_is_not_waited_for_stops_nevertheless(kind: str) -> 
         end.transport.pauseProducing()
         transport.write(bytes(1_000_000))  # the close waits for the reader
         await network.settle()
+        yield network, alice, bob
+
+
+@pytest.mark.parametrize("kind", ["dmsg", "messaging"])
+@pytest_twisted.ensureDeferred
+async def test_one_whose_end_is_not_waited_for_stops_nevertheless(kind: str) -> None:
+    async with behind_a_reader(kind) as (network, alice, bob):
+        [relay] = network.messaging_relays if kind == "messaging" else network.relays
         stopping = alice.stopService().addTimeout(0.5, network.reactor)
         with pytest.raises(TimeoutError):
             await network.wait(stopping)
@@ -114,6 +123,41 @@ async def test_one_whose_end_is_not_waited_for_stops_nevertheless(kind: str) -> 
         alice.startService()
         await network.wait(alice.when_ready())
         (await network.wait(alice.dial(bob.public_key))).abortConnection()
+
+
+@pytest.mark.parametrize("waits", [True, False])
+@pytest.mark.parametrize("kind", ["dmsg", "messaging"])
+@pytest_twisted.ensureDeferred
+async def test_one_that_is_started_before_it_has_stopped_begins_then(kind: str, waits: bool) -> None:
+    async with behind_a_reader(kind) as (network, alice, bob):
+        stopping = alice.stopService()
+        if waits:
+            with pytest.raises(TimeoutError):
+                await network.wait(stopping.addTimeout(0.5, network.reactor))
+        alice.startService()
+        ready = alice.when_ready()
+        assert not ready.called, "the sessions are those that are about to be closed"
+        await network.wait(ready)
+        network.reactor.advance(30.0)
+        assert alice.pool.sessions
+        alice.listen(Factory.forProtocol(ConformanceProtocol))
+        for one, other in ((alice, bob), (bob, alice)):
+            (await network.wait(one.dial(other.public_key))).abortConnection()
+
+
+@pytest_twisted.ensureDeferred
+async def test_one_that_is_stopped_again_before_it_has_begun_stays_stopped() -> None:
+    async with behind_a_reader("dmsg") as (network, alice, _):
+        first = alice.stopService()
+        alice.startService()
+        ready = alice.when_ready()
+        second = alice.stopService()
+        with pytest.raises(ClientStopped):
+            await network.wait(ready)
+        await network.wait(first)
+        await network.wait(second)
+        network.reactor.advance(30.0)
+        assert not alice.pool.sessions
 
 
 @pytest.mark.parametrize("refuses", [False, True])
