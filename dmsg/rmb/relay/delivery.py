@@ -171,7 +171,10 @@ class Delivery:
             session, size = parcel.session, _size(parcel)
             assert session is not None
             if not self.pending.has(session.origin.network, size):
-                self._switch.refuse(parcel.envelope, RelayProblem.OVERLOADED, session, self._unix_time())
+                if self._switch.sessions.get(session.address) is session:
+                    self._switch.refuse(parcel.envelope, RelayProblem.OVERLOADED, session, self._unix_time())
+                else:  # it has ended: bytes of an answer that it never writes would count for ever
+                    self.answer(parcel.envelope, RelayProblem.OVERLOADED)
                 continue
             self.pending.take(session.origin.network, size)
             session.pending += 1

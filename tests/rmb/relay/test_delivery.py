@@ -525,6 +525,33 @@ def test_envelopes_of_one_read_for_which_there_is_no_room_to_wait_are_delivered_
     assert stored(world, 5) == sent and not alice.received
 
 
+def test_an_envelope_of_an_ended_session_for_which_there_is_no_room_any_more_is_answered_and_nothing_stays_counted(
+    make_world: Callable[..., World],
+) -> None:
+    world = make_world(pending_total_bytes=18_000_000)
+    alice, others = world.connect(1), [world.connect(6, str(at), host=f"192.0.{at}.2") for at in range(3)]
+    world.registry.slow = slow = Deferred()
+    for client, count, size in ((alice, 1_400, 0), *((other, 200, 20_000) for other in others)):
+        for at in range(count):
+            client.shell.core.send(client.envelope(5, str(at), plain=bytes(size)).SerializeToString())
+        shell = world.relay.switch.sessions[client.address].owner
+        for piece in iter(client.shell.core.data_to_send, b""):
+            shell.dataReceived(piece)
+    world.relay.switch.sessions[alice.address].owner.cut()  # most of its envelopes wait for their turn
+    world.turn()
+    for other in others:
+        other.leave()
+    world.registry.slow = None
+    slow.callback(None)
+    world.settle()
+    assert world.relay.stats()["queued_bytes"] == 0
+    world.network.advance(1)
+    again = world.connect(1)
+    world.settle()
+    refused = [uid for uid, code, _ in errors(again) if code == 133]
+    assert refused == [str(at) for at in range(1_400 - len(refused), 1_400)]
+
+
 def test_all_that_waits_is_bounded_and_the_network_that_has_most_gives_way(make_world: Callable[..., World]) -> None:
     world = make_world(queued_total_bytes=3_000_000, queue_bytes=1_000_000)
     world.registry.add(*range(100, 120))
