@@ -5,15 +5,18 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from twisted.internet.defer import Deferred, ensureDeferred, gatherResults
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.internet.task import deferLater
 
+from dmsg.glue.in_turns import in_turns
 from dmsg.glue.line import Line
+from dmsg.glue.per_turn import PerTurn
 from dmsg.rmb.core.address import SessionAddress
 from dmsg.rmb.core.errors import RelayProblem
 from dmsg.rmb.core.lifetime import remaining
@@ -33,8 +36,11 @@ _RETURNED_AT_ONCE: Final = 256
 _SESSIONS_AT_ONCE: Final = 8
 #: Envelopes of one session in one turn of the reactor where the store answers at once: some 30 ms for all sessions.
 _RETURNED_IN_A_TURN: Final = 64
-#: Envelopes that waited until a queue was in the store, and are stored behind it in one turn of the reactor.
+#: Envelopes that waited until queues were in the store, and are stored behind them in one turn of the reactor: some 30 ms.
 _KEPT_IN_A_TURN: Final = 256
+#: Sessions that delete what they were given, or read a page, in one turn of the reactor: some 30 ms where the store answers at
+#: once.
+_PAGES_IN_A_TURN: Final = 8
 #: Remembered ids of envelopes that ended sessions were given but that could not be deleted: some 100 bytes each.
 _UNDELETED: Final = 65_536
 #: Envelopes of a session brought back at a time to a store that has just failed: each may have to wait a second for it.
@@ -71,6 +77,10 @@ class Keeper:
         #: Limits how many sessions are brought back at a time; and the time on the clock until which the store counts as away.
         self._returns = Line(_SESSIONS_AT_ONCE)
         self._away_until = float("-inf")
+        #: Lines in which the next task may go on, and whether they are called.
+        self._ready: deque[tuple[SessionAddress, Line]] = deque()
+        self._is_calling = False
+        self._pages = PerTurn(_PAGES_IN_A_TURN, clock)
         self._retries: dict[Session, IDelayedCall] = {}
         #: Ids of envelopes that ended sessions were given but that are still in the store, and their number.
         self._undeleted: OrderedDict[SessionAddress, list[str]] = OrderedDict()
@@ -123,10 +133,8 @@ class Keeper:
                 until_s = now_s + min(left_s, self._limits.stored_s)
                 pushing = self._pushes.push(to, data, now_s, until_s, envelope.source.twin, is_new=True)
             finally:  # not when it is pushed: a store keeps the order of the calls
-                if line is not None and line.started < _KEPT_IN_A_TURN:
+                if line is not None:
                     self._next(to, line)
-                elif line is not None:  # thousands may have waited
-                    self._soon(self._next, to, line)
             if not await pushing:
                 return RelayProblem.EXPIRED
         finally:
@@ -212,7 +220,7 @@ class Keeper:
         address, limits = session.address, self._limits
         try:
             while True:
-                await deferLater(self._clock, 0)  # give others a turn, because a store in memory answers at once
+                await self._pages.wait()  # a store in memory answers at once, and thousands may ask
                 if not self._is_current(session):
                     return
                 news = session.news
@@ -318,15 +326,17 @@ class Keeper:
                 try:
                     tried, full = await self._return_some(address, some)
                     at += tried
-                    if full and self._give_back(address, full, unwritten, at):
+                    if full and await self._give_back(address, full, unwritten, at):
                         break
                     if at < len(unwritten):
                         await deferLater(self._clock, 0)  # give others a turn: a store in memory answers at once
                 finally:
                     if not is_away:  # in another turn: of thousands of sessions each may have few envelopes
-                        self._soon(self._returns.over)
-            if done and not await self._delete(address, done):
-                self._remember(address, done)
+                        self._background.run(self._over_soon())
+            if done:
+                await self._pages.wait()
+                if not await self._delete(address, done):
+                    self._remember(address, done)
         finally:
             self._switch.returning.give_back(network, size)
             self._next(address, line)
@@ -397,7 +407,7 @@ class Keeper:
         full = [(data, error) for data, error in zip(some, errors, strict=False) if isinstance(error, StoreFull)]
         return len(storing), full
 
-    def _give_back(
+    async def _give_back(
         self, address: SessionAddress, full: list[tuple[bytes, StoreFull]], unwritten: list[bytes], at: int
     ) -> bool:
         """Let the session keep ``full``, for which the store has no room, and ``unwritten`` from ``at`` on, which is not tried.
@@ -409,22 +419,36 @@ class Keeper:
             session.full_until = self._clock.seconds() + _RETRY_S
             session.full_for = {parse_envelope(data).source.twin for data in lost}
             lost = session.put_back([*lost, *unwritten[at:]])
-        for data in lost:
-            self._lose(data, full[0][1])
+        await in_turns(lost, partial(self._lose, why=full[0][1]), self._clock)
         return session is not None
 
-    def _soon(self, call: Callable[..., object], *arguments: object) -> None:
-        """Call in another turn of the reactor. A relay that stops waits for it."""
-
-        async def in_another_turn() -> None:
-            try:
-                await deferLater(self._clock, 0)
-            finally:
-                call(*arguments)
-
-        self._background.run(in_another_turn())
+    async def _over_soon(self) -> None:
+        """Let another session be brought back in the next turn of the reactor. A relay that stops waits for it."""
+        try:
+            await deferLater(self._clock, 0)
+        finally:
+            self._returns.over()
 
     def _next(self, address: SessionAddress, line: Line) -> None:
+        """End a turn in ``line``. Tasks behind it go on later, because thousands may wait, and in thousands of lines."""
+        if not line.waiting:
+            self._over(address, line)
+            return
+        self._ready.append((address, line))
+        if not self._is_calling:
+            self._is_calling = True
+            self._background.run(self._call())
+
+    async def _call(self) -> None:
+        """Let tasks in lines that are ready go on, some in each turn of the reactor. Lines take turns."""
+        while self._ready:
+            await deferLater(self._clock, 0)
+            for _ in range(_KEPT_IN_A_TURN):
+                if self._ready:
+                    self._over(*self._ready.popleft())
+        self._is_calling = False
+
+    def _over(self, address: SessionAddress, line: Line) -> None:
         """End a turn. Without further tasks the line is dropped, and the session may be given more."""
         if line.over():
             del self._lines[address]

@@ -865,6 +865,102 @@ def test_what_came_while_a_long_queue_was_put_into_the_store_is_stored_in_turns(
     assert uids(world.connect(2)) == [*queued, *sent]
 
 
+def test_what_came_while_the_queues_of_many_sessions_were_put_into_the_store_is_stored_in_turns(world: World) -> None:
+    alice = world.connect(1)
+    clients = [world.connect(2, str(at)) for at in range(8)]
+    for client in clients:
+        client.shell.hold("test", True)
+        alice.send(alice.envelope(client.address, "long", plain=bytes(200_000)))
+        alice.send(*[alice.envelope(client.address, str(at)) for at in range(100)])
+    pieces, progress = [], [0]
+    for client in clients:
+        for at in range(100, 300):
+            alice.shell.core.send(alice.envelope(client.address, str(at)).SerializeToString())
+        pieces.append(b"".join(iter(alice.shell.core.data_to_send, b"")))
+
+    def look() -> None:
+        progress.append(sum(len(stored(world, *client.address)) for client in clients))
+        while progress[-1] and pieces:
+            world.relay.switch.sessions[alice.address].owner.dataReceived(pieces.pop(0))
+        if progress[-1] < 8 * 300 and len(progress) < 200:
+            world.network.callLater(0, look)
+
+    for client in clients:
+        client.shell.cut()
+    world.network.callLater(0, look)
+    world.settle()
+    for client in clients:
+        assert stored(world, *client.address) == [str(at) for at in range(300)]
+    assert max(after - before for before, after in pairwise(progress)) <= 8 * 64 + 256
+
+
+@pytest.mark.parametrize("end", ["resume", "cut"])
+def test_stored_pages_of_many_sessions_are_read_and_deleted_in_turns(
+    world: World, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """An address may have 1,000 sessions: with 50 envelopes each that they were given they took 1.3 s at once."""
+    alice, deleted = world.connect(1), [0]
+    sent = [str(at) for at in range(90)]
+    for twin in range(40):
+        alice.send(*[alice.envelope(SessionAddress(2, str(twin)), uid, plain=bytes(2_800)) for uid in sent])
+    keeper, delete = world.relay.delivery.keeper, world.store.delete
+    with monkeypatch.context() as patch:
+        patch.setattr(keeper, "fetch", lambda session: None)  # until all of them take nothing
+        clients = [world.connect(2, str(twin)) for twin in range(40)]
+    for client in clients:
+        client.shell.hold("test", True)
+    for client in clients:
+        keeper.stored(client.address)
+    world.turn()
+
+    def counted(session: SessionAddress, ids: Iterable[str]) -> Deferred[None]:
+        deleted[-1] += len(list(ids))
+        return delete(session, ids)
+
+    monkeypatch.setattr(world.store, "delete", counted)
+
+    def look() -> None:
+        deleted.append(0)
+        if len(deleted) < 100:
+            world.network.callLater(0, look)
+
+    for client in clients:
+        client.shell.hold("test", False) if end == "resume" else client.shell.cut()
+    world.network.callLater(0, look)
+    world.settle()
+    assert sum(deleted) > 1_000 and max(deleted) <= 8 * 90
+    for at, client in enumerate(clients):
+        left = stored(world, 2, str(at))
+        assert (uids(client) == sent and not left) if end == "resume" else left == sent[-len(left) :]
+
+
+def test_what_neither_the_store_nor_the_next_session_has_room_for_is_given_up_in_turns(
+    make_world: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make_world(queue_bytes=200_000)
+    alice, bob = world.connect(1), world.connect(2)
+    bob.shell.hold("test", True)
+    alice.send(alice.envelope(2, "long", plain=bytes(190_000)))
+    for _ in range(10):
+        alice.send(*[alice.envelope(2, "short") for _ in range(300)])
+    SlowStore(world, monkeypatch).full = True
+    bob.shell.cut()
+    world.network.advance(0)
+    bob = world.connect(2)
+    bob.shell.hold("test", True)
+    alice.send(alice.envelope(2, "long", plain=bytes(190_000)))
+    refused = [world.relay.switch.counts.refused]
+
+    def look() -> None:
+        refused.append(world.relay.switch.counts.refused)
+        if len(refused) < 100:
+            world.network.callLater(0, look)
+
+    world.network.callLater(0.01, look)
+    world.network.advance(0.02)
+    assert refused[-1] - refused[0] > 1_000 and max(after - before for before, after in pairwise(refused)) <= 512
+
+
 def test_no_call_is_left_of_a_relay_that_has_stopped_while_it_put_a_queue_into_the_store(world: World) -> None:
     alice, bob = world.connect(1), world.connect(2)
     bob.shell.hold("test", True)
