@@ -102,6 +102,8 @@ class Delivery:
         self._domains = frozenset(domain.lower() for domain in domains)
         self._unix_time = unix_time
         self._flush = flush
+        #: Envelopes whose twin is being looked up, in their order, by the sessions they are for.
+        self._asking: dict[SessionAddress, dict[int, Parcel]] = {}
         #: Bytes under way, by the networks they come from.
         self.pending: Room = Room(self._limits.pending_total_bytes)
         #: Tasks that bring envelopes to the store, to other relays, or from the store to sessions.
@@ -221,7 +223,17 @@ class Delivery:
         envelope, data, to = parcel.envelope, parcel.data, parcel.to
         if to in self._switch.sessions:
             return await self.keeper.keep(to, data, envelope)
-        twin = await self._look_ups.get(to.twin, network)
+        self._asking.setdefault(to, {})[id(parcel)] = parcel
+        twin = None
+        try:
+            twin = await self._look_ups.get(to.twin, network)
+        except RegistryError:
+            if not parcel.delivered:
+                raise
+        finally:
+            self._asked(parcel)
+        if parcel.delivered:
+            return None
         if twin is None:
             return RelayProblem.UNKNOWN_TWIN
         if not twin.relays:
@@ -258,6 +270,24 @@ class Delivery:
         ):
             return None
         return await self._park(parcel)
+
+    def _asked(self, parcel: Parcel) -> None:
+        asking = self._asking[parcel.to]
+        del asking[id(parcel)]
+        if not asking:
+            del self._asking[parcel.to]
+
+    def joined(self, session: SessionAddress) -> None:
+        """Give a session that has just connected the envelopes whose twin is being looked up, ahead of later ones."""
+        for parcel in self._asking.get(session, {}).values():
+            envelope = parcel.envelope
+            if (
+                not parcel.delivered
+                and remaining(self._unix_time(), envelope.timestamp, envelope.expiration) is not None
+            ):
+                parcel.delivered = self._switch.deliver(session, parcel.data)
+                if not parcel.delivered:  # nor may shorter ones overtake it
+                    break
 
     async def _park(self, parcel: Parcel) -> RelayProblem | None:
         """Store an envelope for a session that is connected nowhere."""

@@ -233,6 +233,7 @@ class RmbRelay(Service):
         handshake_ms = (now - began) * 1000
         name = ev.digest(address.connection)
         self._emit(ev.TwinSessionOpened(session.number, address.twin, name, host, handshake_ms))
+        self.delivery.joined(address)
         self.delivery.keeper.fetch(session)
 
     def _close(self, session: Session, code: CloseCode, text: str, why: DmsgError | str) -> None:

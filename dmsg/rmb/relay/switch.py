@@ -39,6 +39,8 @@ class Parcel:
     data: bytes
     to: SessionAddress
     session: Session | None
+    #: Whether the session that it is for has connected meanwhile, and has it.
+    delivered: bool = False
 
 
 @dataclass(slots=True)

@@ -17,6 +17,7 @@ from dmsg.rmb.core.address import SessionAddress
 from dmsg.rmb.core.errors import RelayProblem
 from dmsg.rmb.core.wire import Envelope
 from dmsg.rmb.relay.errors import StoreFull, StoreUnavailable
+from dmsg.rmb.twins.errors import RegistryError
 from dmsg.testing.link import Link
 
 from .conftest import Client, World, result_of
@@ -635,6 +636,46 @@ def test_a_session_that_connects_while_its_twin_is_looked_up_gets_it_directly(wo
     assert uids(bob) == ["a"] and not alice.received
 
 
+@pytest.mark.parametrize("answer", ["known", "unknown", "broken"])
+@pytest.mark.parametrize("size", [0, 30_000])
+def test_a_session_that_connects_while_its_twin_is_looked_up_gets_all_in_order(
+    make_world: Callable[..., World], monkeypatch: pytest.MonkeyPatch, answer: str, size: int
+) -> None:
+    world = make_world(queue_bytes=200_000)
+    alice, carol, bob = world.connect(1), world.connect(3), world.connect(2)
+    bob.leave()
+    waiting: list[Deferred[None]] = []
+    get = world.registry.get
+
+    async def slow(twin: int) -> Any:
+        waiting.append(Deferred())
+        await waiting[-1]
+        if answer == "broken":
+            raise RegistryError("unavailable")
+        return await get(twin) if answer == "known" else None
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world.registry, "get", slow)
+        alice.send(alice.envelope(2, "0"), alice.envelope(2, "1"))
+    world.network.advance(1)
+    bob = world.connect(2)
+    monkeypatch.setattr(world.registry, "get", slow)
+    bob.shell.hold("test", size > 0)
+    carol.send(carol.envelope(2, "carol's"))
+    for at in range(2, 12):
+        alice.send(alice.envelope(2, str(at), plain=bytes(size)))
+    alice.send(alice.envelope(3, "to another"))
+    assert uids(carol) == ["to another"]
+    for asked in waiting:
+        asked.callback(None)
+    world.turn()
+    alice.send(alice.envelope(2, "12"))
+    bob.shell.hold("test", False)
+    world.settle()
+    assert uids(bob) == ["0", "1", "carol's", *map(str, range(2, 13))] and not alice.received
+    assert not world.relay.delivery.pending.used
+
+
 def test_envelopes_that_come_while_their_twin_is_looked_up_are_stored_in_order(world: World) -> None:
     alice = world.connect(1)
     world.registry.slow = slow = Deferred()
@@ -652,8 +693,8 @@ def test_what_expires_while_its_twin_is_looked_up_is_not_delivered(world: World)
     world.registry.slow = waiting = Deferred()
     alice.send(alice.envelope(2, uid="a", expiration=30))
     world.registry.slow = None
-    bob = world.connect(2)
     world.network.advance(31)
+    bob = world.connect(2)
     waiting.callback(None)
     world.turn()
     assert uids(bob) == [] and errors(alice) == [("a", 126, "message has expired")]
