@@ -46,6 +46,8 @@ AT_ONCE: Final = 512
 #: Bytes that an envelope under way counts besides its own bytes and its outline: 5.6 kB were measured for one that waits for
 #: the registry.
 _PARCEL_BYTES: Final = 5632
+#: In the place of a network: other relays, for what they post or have not taken.
+_RELAYS: Final = ""
 _ACCEPTED: Final = 202
 _REFUSED: Final = 400
 _OFFLINE: Final = 404
@@ -176,7 +178,7 @@ class Delivery:
                 if self._switch.sessions.get(session.address) is session:
                     self._switch.refuse(parcel.envelope, RelayProblem.OVERLOADED, session, self._unix_time())
                 else:  # it has ended: bytes of an answer that it never writes would count for ever
-                    self.answer(parcel.envelope, RelayProblem.OVERLOADED)
+                    self.answer(parcel.envelope, RelayProblem.OVERLOADED, session.origin.network)
                 continue
             self.pending.take(session.origin.network, size)
             session.pending += 1
@@ -197,7 +199,7 @@ class Delivery:
         ):
             shell.hold(HOLD, False)
         if problem is not None:
-            self.answer(parcel.envelope, problem)
+            self.answer(parcel.envelope, problem, session.origin.network)
 
     async def _attempt(self, work: _Work) -> RelayProblem | None:
         """The result of ``work``, or the problem that its failure stands for."""
@@ -222,7 +224,7 @@ class Delivery:
     async def _try(self, parcel: Parcel, network: str) -> RelayProblem | None:
         envelope, data, to = parcel.envelope, parcel.data, parcel.to
         if to in self._switch.sessions:
-            return await self.keeper.keep(to, data, envelope)
+            return await self.keeper.keep(to, data, envelope, network)
         self._asking.setdefault(to, {})[id(parcel)] = parcel
         twin = None
         try:
@@ -260,16 +262,16 @@ class Delivery:
                 self._switch.counts.federated += 1
             return problem
         if self._store.shared and await self._store.connected(to):
-            return await self.keeper.keep(to, data, envelope)
+            return await self.keeper.keep(to, data, envelope, network)
         if federation is not None and federation.elsewhere(
             envelope,
             data,
             twin,
             expires_at,
-            lambda in_doubt: self._run_again(self._park(parcel), parcel, network, in_doubt),
+            lambda in_doubt: self._run_again(self._park(parcel, network), parcel, network, in_doubt),
         ):
             return None
-        return await self._park(parcel)
+        return await self._park(parcel, network)
 
     def _asked(self, parcel: Parcel) -> None:
         asking = self._asking[parcel.to]
@@ -289,11 +291,11 @@ class Delivery:
                 if not parcel.delivered:  # nor may shorter ones overtake it
                     break
 
-    async def _park(self, parcel: Parcel) -> RelayProblem | None:
+    async def _park(self, parcel: Parcel, network: str) -> RelayProblem | None:
         """Store an envelope for a session that is connected nowhere."""
         if fails_fast(parcel.envelope.tags) and parcel.to not in self._switch.sessions:
             return RelayProblem.OFFLINE
-        return await self.keeper.keep(parcel.to, parcel.data, parcel.envelope)
+        return await self.keeper.keep(parcel.to, parcel.data, parcel.envelope, network)
 
     def _run_again(self, work: _Work, parcel: Parcel, network: str, in_doubt: bool) -> None:
         """Do ``work`` for an envelope that was offered to other relays. ``in_doubt``: one of them may have taken it."""
@@ -307,7 +309,7 @@ class Delivery:
         if problem is not None and in_doubt and problem.is_certain(problem.text):
             problem = RelayProblem.NOT_STORED  # after another problem a client may send it again over another relay
         if problem is not None:
-            self.answer(parcel.envelope, problem)
+            self.answer(parcel.envelope, problem, network)
 
     # --- from relays, and of our own -------------------------------------------------------------------------------
 
@@ -352,10 +354,13 @@ class Delivery:
             return RelayProblem.OFFLINE
         if is_asked:
             self._count(parcel.data)
-        return await self.keeper.keep(parcel.to, parcel.data, parcel.envelope)
+        return await self.keeper.keep(parcel.to, parcel.data, parcel.envelope, _RELAYS)
 
-    def answer(self, envelope: Envelope, problem: RelayProblem) -> None:
-        """Tell the sender of an undeliverable request why, wherever it is connected now. Other envelopes get no answer."""
+    def answer(self, envelope: Envelope, problem: RelayProblem, network: str = _RELAYS) -> None:
+        """Tell the sender of an undeliverable request why, wherever it is connected now. Other envelopes get no answer.
+
+        ``network`` is where the request came from.
+        """
         to = SessionAddress.of(envelope.source)
         self._switch.note(to.twin, problem)
         if not envelope.HasField("request"):
@@ -363,7 +368,7 @@ class Delivery:
         error = encode_envelope(relay_error(envelope, problem, int(self._unix_time()), to))
         session = self._switch.sessions.get(to)
         if session is None:
-            self.background.run(self.keeper.answer(to, error))
+            self.background.run(self.keeper.answer(to, error, network))
         elif not session.overloaded:
             session.say(error)
             self._flush()

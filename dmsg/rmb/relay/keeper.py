@@ -104,8 +104,8 @@ class Keeper:
         self._flush()
         return True
 
-    async def keep(self, to: SessionAddress, data: bytes, envelope: Envelope) -> RelayProblem | None:
-        """Put an envelope into the store, unless its session has room for it."""
+    async def keep(self, to: SessionAddress, data: bytes, envelope: Envelope, network: str) -> RelayProblem | None:
+        """Put an envelope from ``network`` into the store, unless its session has room for it."""
         if remaining(self._unix_time(), envelope.timestamp, envelope.expiration) is None:
             return RelayProblem.EXPIRED
         if self.here(to, data):
@@ -131,7 +131,7 @@ class Keeper:
                 if self._has_no_room(to, envelope):
                     return RelayProblem.NOT_STORED
                 until_s = now_s + min(left_s, self._limits.stored_s)
-                pushing = self._pushes.push(to, data, now_s, until_s, envelope.source.twin, is_new=True)
+                pushing = self._pushes.push(to, data, now_s, until_s, envelope.source.twin, new_from=network)
             finally:  # not when it is pushed: a store keeps the order of the calls
                 if line is not None:
                     self._next(to, line)
@@ -154,7 +154,7 @@ class Keeper:
         now = self._clock.seconds()
         return now < self._away_until or (now < session.full_until and envelope.source.twin in session.full_for)
 
-    async def _store_quietly(self, to: SessionAddress, data: bytes, *, is_new: bool = False) -> StoreError | None:
+    async def _store_quietly(self, to: SessionAddress, data: bytes, new_from: str | None = None) -> StoreError | None:
         """Store an envelope that was counted as delivered, or an answer of ours. Its sender is not told about a failure.
 
         Returns the error. If the store is away, the session gets the envelope, or it is lost; if the store is full, the
@@ -170,7 +170,7 @@ class Keeper:
         self._pushing[to] += 1
         try:
             until_s = now_s + min(left_s, self._limits.stored_s)
-            await self._pushes.push(to, data, now_s, until_s, source, is_new=is_new)
+            await self._pushes.push(to, data, now_s, until_s, source, new_from=new_from)
         except StoreFull as full:
             return full
         except StoreError as error:
@@ -185,9 +185,9 @@ class Keeper:
         self._switch.note(parse_envelope(data).source.twin, RelayProblem.NOT_STORED)
         self._background.complain("an envelope is lost", why)
 
-    async def answer(self, to: SessionAddress, answer: bytes) -> None:
-        """Keep an answer of the relay's own for a session that is not here."""
-        error = await self._store_quietly(to, answer, is_new=True)
+    async def answer(self, to: SessionAddress, answer: bytes, network: str) -> None:
+        """Keep an answer of the relay's own, to an envelope from ``network``, for a session that is not here."""
+        error = await self._store_quietly(to, answer, network)
         if isinstance(error, StoreFull) and not self.here(to, answer):
             self._lose(answer, error)
 

@@ -64,11 +64,11 @@ class Outgoing:
 
 
 class Room:
-    """A fairly shared limit of outstanding bytes: a key may have as many as it leaves free for others."""
+    """A fairly shared limit of bytes, or of other things: a key may have as many as it leaves free for others."""
 
     __slots__ = ("_limit", "_taken", "used")
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: float) -> None:
         self._limit = limit
         self._taken: dict[object, int] = {}
         self.used = 0

@@ -1056,6 +1056,28 @@ def test_a_flood_of_new_envelopes_leaves_a_store_in_a_file_room_for_what_ended_s
     assert uids(again) == sent and not errors(alice)
 
 
+def test_a_flood_of_new_envelopes_from_one_network_leaves_others_room_in_a_store_in_a_file(
+    make_world: Callable[..., World], tmp_path: Path
+) -> None:
+    world = make_world(store=f"sqlite:{tmp_path / 'queues'}")
+    alice = world.connect(1, host="203.0.113.1")
+    mallory = [world.connect(6, str(number), host=f"198.51.100.{number}") for number in range(8)]
+    world.network.advance(1)
+    for client in mallory:
+        for _ in range(1_500):
+            client.shell.core.send(client.envelope(5).SerializeToString())
+        for piece in iter(client.shell.core.data_to_send, b""):
+            world.relay.switch.sessions[client.address].owner.dataReceived(piece)
+    world.turn()
+    alice.send(*[alice.envelope(2, str(at)) for at in range(100)])
+    world.network.advance(2)
+    assert any(errors(client) for client in mallory), "there was no room for all of them"
+    assert not errors(alice) and world.relay.switch.counts.stored == 4_096 + 100
+    bob = world.connect(2)
+    world.network.advance(1)
+    assert uids(bob) == [str(at) for at in range(100)]
+
+
 class HungStore:
     """A store that answers no push before :meth:`answer`."""
 

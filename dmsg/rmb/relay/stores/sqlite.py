@@ -343,7 +343,7 @@ class SqliteQueues:
     """
 
     shared = False
-    new_pushes: float = QUEUE_LIMIT
+    new_pushes: float = 2 * QUEUE_LIMIT
 
     def __init__(self, path: str, reactor: Any, *, limits: QueueLimits | None = None) -> None:
         connection = _open(path)
@@ -358,7 +358,7 @@ class SqliteQueues:
             unavailable=StoreUnavailable,
             undone=self._table.count,
             after=self._table.shrink,
-            limit=2 * QUEUE_LIMIT,
+            limit=3 * QUEUE_LIMIT,
         )
         self._attached: set[SessionAddress] = set()
 
