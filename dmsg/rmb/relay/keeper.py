@@ -31,7 +31,7 @@ from dmsg.rmb.relay.switch import Switch
 #: Seconds after a failure of the store until it is asked again.
 _RETRY_S: Final = 2.0
 #: Envelopes of one session that are brought back to the store at a time, and sessions at a time: one by one would take long,
-#: and a store in a file takes 4,096 at a time besides new envelopes.
+#: and a store in a file has room for so many besides new envelopes, reads and deletions.
 _RETURNED_AT_ONCE: Final = 256
 _SESSIONS_AT_ONCE: Final = 8
 #: Envelopes of one session in one turn of the reactor where the store answers at once: some 30 ms for all sessions.

@@ -20,7 +20,7 @@ from dmsg.rmb.relay.errors import StoreFull, StoreUnavailable
 from dmsg.rmb.twins.errors import RegistryError
 from dmsg.testing.link import Link
 
-from .conftest import Client, World, result_of
+from .conftest import Client, World, _Threads, result_of
 
 
 def uids(client: Client) -> list[str]:
@@ -1076,6 +1076,31 @@ def test_a_flood_of_new_envelopes_from_one_network_leaves_others_room_in_a_store
     bob = world.connect(2)
     world.network.advance(1)
     assert uids(bob) == [str(at) for at in range(100)]
+
+
+def test_what_ended_sessions_were_not_given_finds_room_in_a_file_for_which_thousands_of_sessions_wait(
+    make_world: Callable[..., World], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    world = make_world(store=f"sqlite:{tmp_path / 'queues'}")
+    alice, bob = world.connect(1), world.connect(2)
+    world.network.advance(1)
+    bob.shell.hold("test", True)
+    sent = [str(at) for at in range(400)]
+    alice.send(alice.envelope(2, "long", plain=bytes(200_000)), *[alice.envelope(2, uid) for uid in sent])
+    hung: list[tuple[Callable[..., object], tuple[object, ...]]] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(_Threads, "callInThread", lambda self, work, *arguments: hung.append((work, arguments)))
+        for at in range(10_000):  # as many sessions as a relay has
+            reading = world.store.read(SessionAddress(9, str(at)), None, 100, 1 << 18, world.unix_time())
+            reading.addErrback(lambda failure: failure.trap(StoreUnavailable))
+        bob.shell.cut()
+        world.turn()
+    for work, arguments in hung:
+        work(*arguments)
+    world.network.advance(5)
+    bob = world.connect(2)
+    world.network.advance(1)
+    assert uids(bob) == sent
 
 
 class HungStore:

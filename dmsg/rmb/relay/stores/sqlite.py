@@ -39,6 +39,9 @@ SHRUNK_BYTES: Final = 8 << 20
 FREE_BYTES: Final = 16 << 20
 DISK_INTERVAL_S: Final = 1.0
 LOG_BYTES: Final = 8 << 20
+#: Operations that may wait for a file, some 1 KB each besides their envelopes: new envelopes, what the keeper brings back, and
+#: more reads and deletions than there are sessions, because all of them may come while a disk hangs.
+OPERATIONS: Final = 8 * QUEUE_LIMIT
 #: "dmRq", which tells a file of ours from others.
 _APPLICATION_ID: Final = 0x646D5271
 _VERSION: Final = 1
@@ -358,7 +361,7 @@ class SqliteQueues:
             unavailable=StoreUnavailable,
             undone=self._table.count,
             after=self._table.shrink,
-            limit=3 * QUEUE_LIMIT,
+            limit=OPERATIONS,
         )
         self._attached: set[SessionAddress] = set()
 
