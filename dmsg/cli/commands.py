@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import importlib
 import json
@@ -91,5 +92,10 @@ def _open_streams() -> None:
         stream: Any = getattr(sys, name)
         if stream is None:  # it was closed: the next file opened must not get its descriptor, and its lines
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
-        elif mode == "w" and stream.errors == "strict":
+        elif mode == "w" and (stream.errors == "strict" or _lacks_letters(stream)):
             stream.reconfigure(errors="backslashreplace")
+
+
+def _lacks_letters(stream: Any) -> bool:
+    """Whether ``stream`` takes the bytes of names that are not UTF-8, as in the C locale, and not the names that are."""
+    return stream.errors == "surrogateescape" and codecs.lookup(stream.encoding).name != "utf-8"

@@ -277,12 +277,13 @@ def test_a_reader_that_has_gone_is_no_error_for_results_that_go_out_as_they_are(
     assert (result.returncode, result.stderr) == (0, b"")
 
 
+@pytest.mark.parametrize("encoding", ["ascii:strict", "ascii:surrogateescape"])  # the latter in the C locale
 @pytest_twisted.ensureDeferred
-async def test_a_file_whose_name_standard_output_has_no_letters_for_is_received(bench, start, tmp_path):
+async def test_a_file_whose_name_standard_output_has_no_letters_for_is_received(bench, start, tmp_path, encoding):
     (tmp_path / "inbox").mkdir()
     (tmp_path / "файл").write_bytes(b"x")
     key, _ = bench.key("receiver")
-    environ = {"DMSG_SERVER": str(bench.pinned[0]), "PYTHONIOENCODING": "ascii:strict"}
+    environ = {"DMSG_SERVER": str(bench.pinned[0]), "PYTHONIOENCODING": encoding}
     receiver = start("receive", str(tmp_path / "inbox"), "--key", "receiver.key", "--once", environ=environ)
     assert await deferToThread(receiver.popen.stdout.readline) == f"{key.public_key}\n"
     sender = start("send", str(key.public_key), str(tmp_path / "файл"), "--retries", "0", environ=environ)
