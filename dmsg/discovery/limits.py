@@ -7,7 +7,7 @@ from typing import Any
 
 from dmsg.discovery.entry import ENTRY_LIMIT_BYTES
 from dmsg.http.limits import HttpLimits
-from dmsg.sansio.rate import check_limits, check_more_than_zero
+from dmsg.sansio.rate import check_limits, check_more_than_zero, check_rates
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,13 @@ class DiscoveryLimits(HttpLimits):
 
     def __post_init__(self) -> None:
         check_limits(self, "rate_addresses", "connections", "connections_per_address", "headers", "concurrent_bodies")
-        check_more_than_zero(self, "first_byte_timeout_s", "request_timeout_s", "answer_timeout_s")
+        check_limits(
+            self, "body_bytes", "headers_bytes", "pending_writes", "available_servers", "available_servers_bytes"
+        )
+        check_more_than_zero(self, "first_byte_timeout_s", "request_timeout_s", "answer_timeout_s", "idle_timeout_s")
+        # not the totals: a network has its reserved rate beside them
+        own = "get_rate_per_s", "servers_rate_per_s", "post_rate_per_s", "connect_rate_per_s", "ranks_rate_per_s"
+        check_rates(self, *own, off="none")
 
     @classmethod
     def unlimited_rates(cls) -> DiscoveryLimits:

@@ -32,6 +32,16 @@ def check_more_than_zero(limits: Any, *names: str) -> None:
             raise ValueError(f"{name} must be more than 0")
 
 
+def check_rates(limits: Any, *names: str, off: str = "") -> None:
+    """Raise ``ValueError`` if one of the rates ``names`` of ``limits`` is 0 or less: once a burst was used up, nothing more would
+    ever pass. ``None`` is accepted; ``off`` is how people write it."""
+    for name in names:
+        rate = getattr(limits, name)
+        if rate is not None and not rate > 0:
+            instead = f", or {off} for no limit" if off else ""
+            raise ValueError(f"{name} must be more than 0{instead}: with 0 nothing would pass after the first burst")
+
+
 class TokenBucket:
     """Lets ``rate_per_s`` events a second pass in the long run, and at most ``burst`` at once.
 

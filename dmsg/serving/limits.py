@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dmsg.sansio.rate import check_limits, check_more_than_zero
+from dmsg.sansio.rate import check_limits, check_more_than_zero, check_rates
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +34,10 @@ class AdmissionLimits:
     drain_timeout_s: float = 10.0
 
     def __post_init__(self) -> None:
-        """Raise ``ValueError`` for a burst, a number of handshakes or clients, or a time, that lets nothing through at all."""
+        """Raise ``ValueError`` for a burst, a rate, a number of handshakes or clients, or a time, that lets nothing through."""
         check_limits(self, "half_open", "half_open_per_address", "connections", "connections_per_address")
         check_more_than_zero(self, "first_byte_timeout_s", "handshake_timeout_s")
+        check_rates(self, "handshakes_per_s_per_address", "handshakes_per_s_per_network", "handshakes_per_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,3 +95,4 @@ class ServingLimits(AdmissionLimits):
         """Raise ``ValueError`` as for strangers, and for numbers of transports and requests that let none through."""
         AdmissionLimits.__post_init__(self)
         check_limits(self, "transports_per_connection", "unanswered_per_target", "pending_requests")
+        check_rates(self, "requests_per_s", "stranger_requests_per_s", "pair_requests_per_s", "known_requests_per_s")

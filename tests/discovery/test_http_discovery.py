@@ -139,7 +139,7 @@ async def test_hints_of_an_expired_entry_arrive(
 
 @pytest_twisted.ensureDeferred
 async def test_being_rate_limited_is_told(opened: Any, served: Any, agent: Any, reactor: Any, key_of: Any) -> None:
-    limits = DiscoveryLimits(get_burst=1, get_rate_per_s=0, servers_burst=1, servers_rate_per_s=0)
+    limits = DiscoveryLimits(get_burst=1, get_rate_per_s=0.001, servers_burst=1, servers_rate_per_s=0.001)
     api = DiscoveryApi(opened("memory:"), clock_ns=lambda: 0, random=random.Random(1), limits=limits)
     port = served(make_site(api.resource(), reactor=reactor))
     client = HttpDiscovery(f"http://127.0.0.1:{port}", agent, reactor)

@@ -106,6 +106,65 @@ def test_a_time_of_0_in_which_nothing_could_be_done_is_refused_at_the_start(
         assert "must be more than 0" in line and f"in option --{option}" in line
 
 
+@pytest.mark.parametrize(
+    ("module", "options", "instead"),
+    [
+        (server, ("limit-handshakes-per-s-per-address", "limit-handshakes-per-s-per-network"), ""),
+        (server, ("limit-handshakes-per-s", "limit-requests-per-s", "limit-pair-requests-per-s"), ""),
+        (messaging_server, ("limit-stranger-requests-per-s", "limit-known-requests-per-s"), ""),
+        (rmb_relay, ("limit-handshakes-per-s", "limit-posts-per-s-per-address"), ""),
+        (rmb_relay, ("limit-gets-per-s-per-address", "limit-arrivals-per-s-per-address"), ""),
+        (discovery, ("proof-limit-proofs-per-s",), ""),
+        (
+            discovery,
+            ("limit-get-rate-per-s", "limit-servers-rate-per-s", "limit-post-rate-per-s"),
+            ", or none for no limit",
+        ),
+        (discovery, ("limit-connect-rate-per-s", "limit-ranks-rate-per-s"), ", or none for no limit"),
+        (discovery, ("store-limit-new-keys-per-s", "store-limit-network-new-keys-per-s"), ", or none for no limit"),
+    ],
+)
+def test_a_rate_of_0_that_ends_with_the_first_burst_is_refused_at_the_start(
+    module: Any, options: tuple[str, ...], instead: str
+) -> None:
+    arguments = ("--key", "key") if module in (server, messaging_server) else ()
+    for option in options:
+        line = refusal(module, *arguments, f"--{option}", "0")
+        assert "_per_s" in line and f"in option --{option}" in line
+        assert f" must be more than 0{instead}: with 0 nothing would pass after the first burst (" in line
+
+
+@pytest.mark.parametrize(
+    ("module", "options"),
+    [
+        (server, ("limit-strays-per-s", "limit-bytes-per-s")),
+        (rmb_relay, ("limit-posts-per-s", "limit-posts-per-s-per-network")),
+        (discovery, ("limit-total-get-rate-per-s", "limit-reserved-post-rate-per-s")),
+        (discovery, ("proof-limit-failures-per-address-per-s", "proof-limit-failures-per-source-per-s")),
+    ],
+)
+def test_a_rate_of_0_that_has_a_meaning_is_accepted(module: Any, options: tuple[str, ...]) -> None:
+    arguments = ("--key", "key") if module is server else ()
+    for option in options:
+        parse(module, *arguments, f"--{option}", "0")
+
+
+@pytest.mark.parametrize(
+    ("option", "least"),
+    [
+        ("body-bytes", "at least 1"),
+        ("headers-bytes", "at least 1"),
+        ("pending-writes", "at least 1"),
+        ("available-servers", "at least 1"),
+        ("available-servers-bytes", "at least 1"),
+        ("idle-timeout-s", "more than 0"),
+    ],
+)
+def test_a_discovery_that_would_take_or_list_nothing_is_refused_at_the_start(option: str, least: str) -> None:
+    line = refusal(discovery, f"--limit-{option}", "0")
+    assert line == f"dmsg-discovery: limits: {option.replace('-', '_')} must be {least} (in option --limit-{option})"
+
+
 def test_entries_may_live_for_ever() -> None:
     assert parse(discovery, "--store-limit-server-ttl-s", "none").store_limits.server_ttl_s is None
 

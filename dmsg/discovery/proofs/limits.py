@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dmsg.sansio.rate import check_limits
+from dmsg.sansio.rate import check_limits, check_rates
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,3 +54,4 @@ class ProofLimits:
             raise ValueError("times of proofs must be more than 0 (list_unproven switches proofs off)")
         check_limits(self, "failures_per_address", "failures_per_network", "failures_per_source", "relays")
         check_limits(self, "concurrent", "relays_per_network", "resolving", "resolving_per_source")
+        check_rates(self, "proofs_per_s")

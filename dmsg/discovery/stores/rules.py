@@ -31,7 +31,7 @@ from dmsg.discovery.errors import (
     NonZeroSequence,
     RateLimitedByDiscovery,
 )
-from dmsg.sansio.rate import RateLimiterTable, check_limits, check_more_than_zero
+from dmsg.sansio.rate import RateLimiterTable, check_limits, check_more_than_zero, check_rates
 
 T = TypeVar("T")
 
@@ -66,7 +66,8 @@ _RATE_GROUPS: Final = 50_000
 class StoreLimits:
     """The limits of a store on times and numbers. A time to live of ``None`` means for ever, a rate of ``None`` no limit.
 
-    Raises ``ValueError`` for a time to live of 0 or of more than :data:`TTL_LIMIT_S`, and for a burst of less than 1.
+    Raises ``ValueError`` for a time to live of 0 or of more than :data:`TTL_LIMIT_S`, for a rate of 0, and for a burst of less
+    than 1.
     """
 
     #: How long an entry with a server half lives after it was posted, in seconds. Our servers post every minute, the
@@ -102,6 +103,7 @@ class StoreLimits:
             if (getattr(self, name) or 0.0) > TTL_LIMIT_S:
                 raise ValueError(f"{name} must be at most 100 years")
         check_more_than_zero(self, "server_ttl_s", "client_ttl_s", "base_client_ttl_s")
+        check_rates(self, "new_keys_per_s", "network_new_keys_per_s", off="none")
 
     def expires_ns(self, entry: Entry, now_ns: int) -> int | None:
         """When ``entry``, posted at ``now_ns``, expires (Unix nanoseconds); ``None`` for never.

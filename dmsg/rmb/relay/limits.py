@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from dmsg.http.rates import FairRate, Rate, SharedRate
 from dmsg.rmb.core.limits import MAX_TOKEN_LIFETIME_S
-from dmsg.sansio.rate import check_limits
+from dmsg.sansio.rate import check_limits, check_rates
 from dmsg.serving.limits import AdmissionLimits
 
 
@@ -78,6 +78,8 @@ class RelayLimits(AdmissionLimits):
     def __post_init__(self) -> None:
         AdmissionLimits.__post_init__(self)
         check_limits(self, "rate_addresses", "sessions_per_twin", "token_lifetime_s", "page_envelopes")
+        # not the totals: a network has its own rate beside them
+        check_rates(self, "posts_per_s_per_address", "gets_per_s_per_address", "arrivals_per_s_per_address")
         if not 0 < self.ping_after_s < self.dead_after_s:
             raise ValueError("ping_after_s must be more than 0, and less than dead_after_s")
 
@@ -113,5 +115,4 @@ def arrival_rate(limits: RelayLimits) -> FairRate:
 
 
 def _fair(limits: RelayLimits, own: Rate, total: Rate, reserved: Rate) -> FairRate:
-    capacity = limits.rate_addresses
-    return FairRate(own, SharedRate(total, reserved, capacity), capacity)
+    return FairRate(own, SharedRate(total, reserved, limits.rate_addresses), limits.rate_addresses)

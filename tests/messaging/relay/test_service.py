@@ -354,7 +354,7 @@ def test_handshakes_do_not_wait_for_one_that_stands_still(world: World) -> None:
 
 
 def test_handshakes_of_an_address_have_a_rate(world: World) -> None:
-    world.start(handshakes_per_s_per_address=0.0, handshake_burst_per_address=2)
+    world.start(handshakes_per_s_per_address=0.001, handshake_burst_per_address=2)
     assert world.join(11).linked and world.join(12).linked
     third = world.join(13)
     assert third.lost and not third.linked

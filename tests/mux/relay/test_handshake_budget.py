@@ -20,7 +20,7 @@ from dmsg.serving.admission import Origin
 ALICE, SERVER = (SecretKey(hashlib.sha256(name).digest()) for name in (b"alice", b"server"))
 HOME = Origin.of("192.0.2.1")
 #: Three handshakes of an address without a cookie, three more with one.
-TIGHT = RelayLimits(handshakes_per_s_per_address=0.0, handshake_burst_per_address=6)
+TIGHT = RelayLimits(handshakes_per_s_per_address=1e-9, handshake_burst_per_address=6)
 
 
 def client(*, extended: bool = True) -> Handshake:
@@ -197,7 +197,7 @@ def test_connections_are_counted_by_address_and_network() -> None:
     limits = RelayLimits(
         handshakes_per_s_per_address=0.25,
         handshake_burst_per_address=2,
-        handshakes_per_s_per_network=0.0,
+        handshakes_per_s_per_network=1e-9,
         handshake_burst_per_network=5,
     )
     budget = HandshakeBudget(limits, 0.0)
