@@ -234,6 +234,7 @@ def make_ranks(tables: str, ranks: str, key: str, now: float | None, **common: A
         from dmsg_logs import pipeline
 
         with console.timed("ranks", summary):
+            pipeline.demand_events(spark, tables)
             summary["ranks"] = pipeline.ranks_stage(spark, tables, ranks, secret, now)
 
     _work("dmsg-logs ranks", work, False, **common)

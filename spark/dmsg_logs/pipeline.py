@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from dmsg_logs.ingest.batches import ingest
-from dmsg_logs.ingest.store import read_events
+from dmsg_logs.ingest.store import last_batch, read_events
 from dmsg_logs.ranks import document as scoring
 from dmsg_logs.ranks.signing import SecretKey
 from dmsg_logs.report import ReportData, render, write_report
@@ -54,6 +54,19 @@ def tables_stage(spark: SparkSession, tables: str, progress: Progress | None = N
         "violations": manifest.violations,
         "findings": manifest.findings,
     }
+
+
+class NoEvents(LookupError):
+    """No batch of events has been taken in yet, or the path of the tables is wrong."""
+
+
+def demand_events(spark: SparkSession, tables: str) -> None:
+    """Raise :class:`NoEvents` if nothing has been taken in at ``tables``.
+
+    Ranks of nothing would be a document without relays, and newer than the one in force.
+    """
+    if not last_batch(spark, tables):
+        raise NoEvents(f"no events have been taken in at {tables}")
 
 
 def ranks_stage(

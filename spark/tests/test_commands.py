@@ -200,6 +200,20 @@ def test_an_error_of_java_says_what_it_is_about(
     assert error in result.stderr and len(result.stderr.splitlines()) == 1
 
 
+def test_ranks_of_tables_that_are_not_there_do_not_replace_those_there_are(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A document without relays would be newer than the one in force, and readers would believe it."""
+    key, target = _key_file(tmp_path / "operator.key"), tmp_path / "relay_ranks.json"
+    target.write_text("those there are")
+    arguments = ("--tables", f"{tmp_path}/mistyped", "--ranks", str(target), "--key", str(key))
+    result = _in_session(monkeypatch, _Lent(spark), "ranks", *arguments)
+    assert result.exit_code == 1
+    error = json.loads(result.stdout.splitlines()[-1])["error"]
+    assert f"no events have been taken in at {tmp_path}/mistyped" in error
+    assert target.read_text() == "those there are" and not (tmp_path / "mistyped").exists()
+
+
 class _Thrown:
     """As much of an exception of Java's as is asked for."""
 
