@@ -30,6 +30,7 @@ from dmsg.ops.values import DURATION, SIZE, URL, Kind, more_than_zero
 from dmsg.rmb.core.errors import InvalidLimit
 from dmsg.rmb.core.limiter import Limit, parse_limit
 from dmsg.rmb.core.limits import MAX_ENVELOPE_BYTES
+from dmsg.rmb.core.twin import check_relay
 from dmsg.rmb.relay.limits import RelayLimits as RmbRelayLimits
 from dmsg.serving.limits import ServingLimits
 from dmsg.shipping.destinations import parse_options
@@ -240,6 +241,12 @@ class TwinSettings(CommonSettings):
     substrate: tuple[str, ...] = setting("WebSocket URLs of nodes of tfchain, in place of a registry file", default=())
 
 
+def _names(domains: tuple[str, ...]) -> None:
+    """Raise ``ValueError`` for a name that no twin can have for a relay: what waits for twins would be sent away."""
+    for name in domains:
+        check_relay(name)
+
+
 class Posters(Enum):
     """Which relays may post envelopes to this one."""
 
@@ -260,7 +267,7 @@ class RmbRelaySettings(TwinSettings):
     """``twistd rmb-relay``: one relay of the Reliable Message Bus."""
 
     listen: str = setting(_LISTEN_HELP, default="tcp:8080")
-    domain: tuple[str, ...] = setting("names by which twins name this relay in the registry", default=())
+    domain: tuple[str, ...] = setting("names by which twins name this relay in the registry", default=(), check=_names)
     store: str = setting(
         "where envelopes wait for sessions: memory: (lost at the end), sqlite:PATH, or redis://host:port/db",
         default="memory:",

@@ -93,6 +93,11 @@ def test_workers_and_users_make_the_most_sessions() -> None:
         ((*REGISTRY, "--relay-key", "missing", "-m", "a.example"), "relay_key: "),
         ((*REGISTRY, "--trust", "a.example=00"), "trust: a relay is trusted as NAME[:PORT]=KEY"),
         ((*REGISTRY, "--trust", f"a.example={'ab' * 32}"), "domain: must be given with relay-key and trust"),
+        (
+            (*REGISTRY, "--domain", "wss://a.example"),
+            "domain: a relay is a host name, with :port if need be, not 'wss://a.example' (in option --domain)",
+        ),
+        ((*REGISTRY, "--domain", "a.example:70000"), "domain: a relay is a host name"),
     ],
 )
 def test_what_cannot_work_is_one_line(arguments: tuple[str, ...], line: str) -> None:
