@@ -9,7 +9,8 @@ from typing import Protocol as TypingProtocol
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 #: A transport that closes, or whose halves have both ended, is cut off when its peer has acknowledged nothing for this many
-#: seconds. A transport that is over waits as long for an application that has more to write and reads nothing.
+#: seconds. A transport that is over waits as long for an application that has more to write and reads nothing, and a close as
+#: long for a producer that may write and writes nothing.
 LINGER_S: Final = 60.0
 
 
@@ -37,6 +38,9 @@ class Watched(TypingProtocol):
 
     def linger_over(self) -> None:
         """The peer has acknowledged nothing for :data:`LINGER_S`, although this side has nothing more to write."""
+
+    def writing_over(self) -> None:
+        """The peer has acknowledged nothing for :data:`LINGER_S`, although the producer may write."""
 
     @property
     def unread_bytes(self) -> int:
@@ -74,6 +78,10 @@ class Deadlines:
         """Call ``linger_over`` once the peer has acknowledged nothing for :data:`LINGER_S`."""
         self._watch("linger", lambda: transport.stream.acked_bytes, transport.linger_over)
 
+    def await_writing(self, transport: Watched) -> None:
+        """Call ``writing_over`` once the peer has acknowledged nothing for :data:`LINGER_S`."""
+        self._watch("writing", lambda: transport.stream.acked_bytes, transport.writing_over)
+
     def await_reading(self, transport: Watched) -> None:
         """Call ``unread_over`` once the application has read none of the waiting data for :data:`LINGER_S`."""
         self._watch("unread", lambda: -transport.unread_bytes, transport.unread_over)
@@ -81,7 +89,7 @@ class Deadlines:
     def told(self) -> None:
         """The application is told of the end: of all this only the linger of its close may go on."""
         if self._calls:
-            for name in ("read", "write", "unread"):
+            for name in ("read", "write", "writing", "unread"):
                 self._cancel(name)
 
     def stop(self) -> None:

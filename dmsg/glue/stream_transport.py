@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from enum import Enum
 from typing import Any, Final, Generic, cast
 
 from twisted.internet.error import ConnectionAborted, ConnectionDone, ConnectionLost
@@ -30,7 +29,7 @@ from dmsg.errors import DmsgError, LocalProtocolError
 from dmsg.glue.deadlines import Deadlines
 from dmsg.glue.inbox import Inbox
 from dmsg.glue.producer import ProducerAdapter
-from dmsg.glue.streams import S, StreamConnection
+from dmsg.glue.streams import AbortReason, S, StreamConnection
 from dmsg.glue.transport_state import CLOSED_HERE, IN_USE, OVER, TRANSITIONS, WRITABLE, TransportState
 
 _log = Logger()
@@ -45,14 +44,6 @@ class TransportLost(ConnectionLost):
     def __init__(self, cause: DmsgError) -> None:
         super().__init__(str(cause))
         self.cause = cause
-
-
-class AbortReason(Enum):
-    """Why this side ends a stream at once."""
-
-    APPLICATION = "the application aborts, or has raised"
-    OVERFLOW = "more was written than may wait"
-    DEADLINE = "a deadline has passed"
 
 
 @implementer(ITransport, IConsumer, IPushProducer)
@@ -149,7 +140,7 @@ class StreamTransport(ABC, Generic[S]):
         """Close once everything written has arrived. Silent the second time.
 
         As with TCP, the close waits for a paused producer and for a pull producer. A push producer that is not paused counts
-        as done: a forwarder registers the other connection for good, and never unregisters it.
+        as done, because a forwarder registers the other connection for good. So does one of which nothing arrives for 60 s.
         """
         if self.state is TransportState.ENDING:
             self._tell_soon()
@@ -191,6 +182,11 @@ class StreamTransport(ABC, Generic[S]):
         if self.state not in OVER:
             self.deadline_exceeded("the peer took nothing of what was written before the close")
 
+    def writing_over(self) -> None:
+        """A close waits for a producer that may write. Nothing of it has arrived for too long: it counts as done."""
+        if not self._writer.waits:
+            self._go_on_closing()
+
     @property
     def unread_bytes(self) -> int:
         """Bytes received that the application has not read yet."""
@@ -222,11 +218,7 @@ class StreamTransport(ABC, Generic[S]):
     def unregisterProducer(self) -> None:
         """The producer is done; a close that waited for it goes on, whole or half."""
         self._writer.producer = None
-        end_stream, self._end_later = self._end_later, None
-        if self.state is TransportState.FINISHING:
-            self._close()
-        elif end_stream is not None:
-            self._end_write(end_stream)
+        self._go_on_closing()
 
     # --- IPushProducer ---------------------------------------------------------------------------------------------
 
@@ -270,6 +262,8 @@ class StreamTransport(ABC, Generic[S]):
     def writable(self) -> None:
         """The stream takes more: let the producer go on."""
         self._writer.resume(self)
+        if (self.state is TransportState.FINISHING or self._end_later is not None) and not self._writer.waits:
+            self._deadlines.await_writing(self)
 
     def end_received(self) -> None:
         """The peer has ended its half. A second call does nothing."""
@@ -332,6 +326,14 @@ class StreamTransport(ABC, Generic[S]):
             return
         end_stream()
 
+    def _go_on_closing(self) -> None:
+        """The producer is done: close what waited for that, the whole stream or one half."""
+        end_stream, self._end_later = self._end_later, None
+        if self.state is TransportState.FINISHING:
+            self._close()
+        elif end_stream is not None:
+            self._end_write(end_stream)
+
     def _abort(self, reason: Failure, why: AbortReason) -> None:
         if self.state is TransportState.ENDED:
             return
@@ -345,10 +347,9 @@ class StreamTransport(ABC, Generic[S]):
         self._abort(Failure(TransportLost(error)), AbortReason.OVERFLOW)
 
     def _send_later(self, data: bytes) -> bool:
-        """Handle ``data`` that the stream refuses; ``True`` asks the writer to pause.
+        """Handle ``data`` that the stream refuses, because it ended in the read at hand. ``True`` asks the writer to pause.
 
-        The stream has ended in the read that is being handled, and the transport is told next. A subclass whose stream may
-        go on over another path keeps ``data``.
+        A subclass whose stream may go on over another path keeps ``data``.
         """
         self._is_cut = True
         return False

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Protocol, TypeVar
 
 from dmsg.glue.deadlines import Progress
+
+
+class AbortReason(Enum):
+    """Why this side ends a stream at once."""
+
+    APPLICATION = "the application aborts, or has raised"
+    OVERFLOW = "more was written than may wait"
+    DEADLINE = "a deadline has passed"
 
 
 class TransportStream(Progress, Protocol):

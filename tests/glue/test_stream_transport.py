@@ -18,7 +18,8 @@ from zope.interface import implementer
 
 from dmsg.errors import DmsgError, LocalProtocolError
 from dmsg.glue.deadlines import LINGER_S
-from dmsg.glue.stream_transport import AbortReason, StreamTransport, TransportLost
+from dmsg.glue.stream_transport import StreamTransport, TransportLost
+from dmsg.glue.streams import AbortReason
 from dmsg.glue.transport_state import TRANSITIONS, TransportState
 
 PENDING_LIMIT = 20
@@ -57,7 +58,7 @@ class LineConnection:
         stream.sent += data
         if len(stream.sent) - stream.acked_bytes > PENDING_LIMIT:
             raise LineError("too much")
-        return False
+        return stream.blocked
 
     def consumed(self, stream: Line, size: int) -> bool:
         stream.consumed_bytes += size
@@ -402,6 +403,30 @@ def test_a_close_waits_for_a_paused_producer() -> None:
     world.turn()
     assert world.protocol.reason is not None
     assert world.protocol.reason.check(ConnectionDone)
+
+
+@pytest.mark.parametrize("close", ["lose", "lose_write"])
+def test_a_close_waits_no_longer_for_a_producer_that_may_write_and_of_which_nothing_arrives(close: str) -> None:
+    """A tunnel does not unregister the other connection, and that has nothing more to write."""
+    world = _in(TransportState.OPEN)
+    for event in ("register_paused", "write", close, "ack"):
+        getattr(world, event)()
+    for _ in range(5):
+        world.clock.advance(LINGER_S - 1)
+        world.write()
+        world.ack()
+    world.line.blocked = True
+    world.write()
+    world.clock.advance(2 * LINGER_S)  # one that is paused again is waited for
+    world.ack()
+    world.clock.advance(LINGER_S - 1)
+    assert not world.line.closing and not world.line.write_ended
+    world.clock.pump([LINGER_S, LINGER_S])
+    assert world.line.closing is (close == "lose") and world.line.write_ended is (close == "lose_write")
+    assert world.line.sent == 7 * b"abc"
+    world.over()
+    world.turn()
+    assert world.protocol.told[-1] == "lost" and not world.clock.getDelayedCalls()
 
 
 def test_a_close_waits_for_no_producer_that_may_write() -> None:

@@ -8,7 +8,8 @@ from twisted.python.failure import Failure
 from dmsg.address import DmsgAddress
 from dmsg.clients.transport import Carrier, RelayTransport
 from dmsg.errors import DmsgError
-from dmsg.glue.stream_transport import CUT, AbortReason, TransportLost
+from dmsg.glue.stream_transport import CUT, TransportLost
+from dmsg.glue.streams import AbortReason
 from dmsg.messaging.core.channel import UNOWNED, Channel, ChannelOwner, ChannelState
 from dmsg.messaging.core.errors import ChannelDeadline, ChannelEndReason, PeerGone, end_error
 

@@ -17,7 +17,8 @@ from dmsg.address import DmsgAddress
 from dmsg.clients.transport import Carrier, RelayTransport
 from dmsg.crypto.keys import PublicKey
 from dmsg.errors import DmsgError
-from dmsg.glue.stream_transport import CUT, AbortReason, TransportLost
+from dmsg.glue.stream_transport import CUT, TransportLost
+from dmsg.glue.streams import AbortReason
 from dmsg.glue.transport_state import OVER, TransportState
 from dmsg.mux.core.connection import Connection
 from dmsg.mux.core.endings import close_is_final, peers_reason
