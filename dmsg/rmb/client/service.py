@@ -112,6 +112,7 @@ class RmbClient(Service):
         self._ready: Waiters[None] = Waiters()
         self._is_ready = False
         self._stopping = False
+        self._stops = 0  # calls of stopService that are under way
         self._failure: Failure | None = None
         self._work: Deferred[None] | None = None
 
@@ -120,12 +121,17 @@ class RmbClient(Service):
     def startService(self) -> None:
         """Begin to connect; nothing happens if the client runs already.
 
-        May be called again once the Deferred of :meth:`stopService` has fired.
+        A client that is still stopping, because the wait for that was cancelled, begins once it has stopped.
         """
         if self.running and self._failure is None:
             return
         super().startService()  # type: ignore[no-untyped-call]
-        self._is_ready, self._stopping, self._failure = False, False, None
+        self._is_ready, self._failure = False, None
+        if not self._stops:
+            self._begin()
+
+    def _begin(self) -> None:
+        self._stopping = False
         self._handlers.start()
         self._work = ensureDeferred(self._start())
 
@@ -153,6 +159,7 @@ class RmbClient(Service):
 
     async def _stop(self) -> None:
         self._stopping = True
+        self._stops += 1
         if self._work is not None:
             self._work.cancel()
         try:
@@ -162,8 +169,14 @@ class RmbClient(Service):
         await ended
 
     async def _end(self) -> None:
-        await self.exchange.stop()
-        self._ready.fail(ClientStopped())
+        try:
+            await self.exchange.stop()
+        finally:
+            self._stops -= 1
+            if not self.running:
+                self._ready.fail(ClientStopped())
+            elif not self._stops:
+                self._begin()  # it was started again meanwhile
 
     def when_ready(self) -> Deferred[None]:
         """Fires once our twin is known, its key is published and a relay is connected.
@@ -176,7 +189,7 @@ class RmbClient(Service):
     async def _when_ready(self) -> None:
         if self._failure is not None:
             self._failure.raiseException()
-        if not self._is_ready and not self._stopping:
+        if not self._is_ready and (self.running or not self._stopping):
             await self._ready.wait()
         while not self.exchange.relays.is_connected or self._stopping:
             if self._stopping:

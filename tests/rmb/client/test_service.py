@@ -790,6 +790,45 @@ def test_a_client_whose_end_is_not_waited_for_stops_nevertheless(world: Any, bus
     assert len(relay.tokens) == 3  # and its connections do not push each other out
 
 
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_client_that_is_started_before_it_has_stopped_begins_then(world: Any, waits: bool) -> None:
+    relay, service, caller = pair(world)
+    service.service("sleep")(sleep)
+    call = ensureDeferred(caller.call(SERVICE, "sleep", timeout=100))
+    world.settle()
+    stopping = service.stopService()
+    if waits:
+        stopping.addTimeout(0.001, world.network).addErrback(lambda failure: failure.trap(TimeoutError))
+        world.network.advance(0.001)
+    service.startService()
+    ready = service.when_ready()
+    assert not ready.called, "the connection is the one that is about to be closed"
+    with pytest.raises(CallRefused):
+        world.result(call, 10)
+    world.result(ready, 10)
+    world.settle(60.0)
+    assert service.running and service.exchange.relays.is_connected
+    assert world.result(caller.call(SERVICE, "echo", b"x", timeout=5)).data == b"x"
+    assert len(relay.tokens) == 3
+
+
+def test_a_client_that_is_stopped_again_before_it_has_begun_stays_stopped(world: Any) -> None:
+    relay, service, caller = pair(world)
+    service.service("sleep")(sleep)
+    call = ensureDeferred(caller.call(SERVICE, "sleep", timeout=100))
+    world.settle()
+    first = service.stopService()
+    service.startService()
+    ready, second = service.when_ready(), service.stopService()
+    world.result(first, 10)
+    world.result(second, 10)
+    for failing, error in ((ready, ClientStopped), (call, CallRefused), (service.when_ready(), ClientStopped)):
+        with pytest.raises(error):
+            world.result(failing)
+    world.settle(60.0)
+    assert not service.exchange.relays.is_connected and len(relay.tokens) == 2
+
+
 def test_a_client_can_be_stopped_before_anything_is_known(world: Any) -> None:
     world.registry.silent = True
     client = world.client(CALLER, world.relay())
