@@ -140,7 +140,7 @@ class StreamTransport(ABC, Generic[S]):
         """Close once everything written has arrived. Silent the second time.
 
         As with TCP, the close waits for a paused producer and for a pull producer. A push producer that is not paused counts
-        as done, because a forwarder registers the other connection for good. So does one of which nothing arrives for a minute or two.
+        as done, because forwarders register the other connection for good. So does one of which nothing arrives for two minutes.
         """
         if self.state is TransportState.ENDING:
             self._tell_soon()
