@@ -444,7 +444,7 @@ class Keeper:
         while self._ready:
             await deferLater(self._clock, 0)
             for _ in range(_KEPT_IN_A_TURN):
-                if self._ready:
+                if self._ready:  # a line comes back at once with its next task: PerTurn would leave that to another turn
                     self._over(*self._ready.popleft())
         self._is_calling = False
 
