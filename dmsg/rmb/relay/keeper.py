@@ -444,7 +444,8 @@ class Keeper:
         while self._ready:
             await deferLater(self._clock, 0)
             for _ in range(_KEPT_IN_A_TURN):
-                if self._ready:  # a line comes back at once with its next task: PerTurn would leave that to another turn
+                # A line comes back at once with its next task. PerTurn would leave that to another turn.
+                if self._ready:
                     self._over(*self._ready.popleft())
         self._is_calling = False
 
