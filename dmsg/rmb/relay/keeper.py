@@ -382,6 +382,11 @@ class Keeper:
             self._is_deleting = False
         self._delete_later()
 
+    def start(self) -> None:
+        """Delete again what is remembered, after :meth:`stop`."""
+        self._stopped = False
+        self._delete_later()
+
     def stop(self) -> None:
         """Try to delete for the last time; the sessions are gone."""
         self._stopped = True

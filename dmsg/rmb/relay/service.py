@@ -89,6 +89,7 @@ class RmbRelay(Service):
         )
         self.admission: Admission[Session] = Admission(limits)
         self.ready = False
+        self._stops = 0  # calls of stopService that are under way
         #: Sessions that the relay closed.
         self.evictions = 0
         self._logins = Logins(registry, limits, domains=domains, demand_audience=demand_audience, now=reactor.seconds())
@@ -111,11 +112,19 @@ class RmbRelay(Service):
     # --- service ---------------------------------------------------------------------------------------------------
 
     def startService(self) -> None:
-        """Let sessions in; nothing happens if the relay runs already."""
+        """Let sessions in; nothing happens if the relay runs already.
+
+        A relay that is still stopping, because the wait for that was cancelled, lets them in once it has stopped.
+        """
         if self.running:
             return
         super().startService()  # type: ignore[no-untyped-call]
+        if not self._stops:
+            self._begin()
+
+    def _begin(self) -> None:
         self.ready = True
+        self.delivery.keeper.start()
         self._telling.start(_ROUTED_EVERY_S, now=False)
 
     def stopService(self, drain_timeout_s: float | None = None) -> Deferred[None]:
@@ -127,6 +136,15 @@ class RmbRelay(Service):
         return to_the_end(self._stop(self.limits.drain_timeout_s if drain_timeout_s is None else drain_timeout_s))
 
     async def _stop(self, drain_timeout_s: float) -> None:
+        self._stops += 1
+        try:
+            await self._stop_all(drain_timeout_s)
+        finally:
+            self._stops -= 1
+            if self.running and not self._stops:
+                self._begin()  # it was started again meanwhile
+
+    async def _stop_all(self, drain_timeout_s: float) -> None:
         self.ready = False
         deadline = self.reactor.seconds() + drain_timeout_s
         await in_turns(self.switch.sessions.values(), self._dismiss, self.reactor)

@@ -342,6 +342,26 @@ def test_what_could_not_be_deleted_for_ended_sessions_is_deleted_though_they_do_
     assert [stored(world, 2, name) for name in "abc"] == [[], [], []]
 
 
+def test_a_relay_that_has_stopped_once_still_deletes_later_what_could_not_be_deleted(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopping = world.relay.stopService()
+    world.network.advance(10)
+    assert result_of(stopping) is None
+    world.relay.startService()
+    alice = world.connect(1)
+    alice.send(alice.envelope(2))
+    with monkeypatch.context() as patch:
+        patch.setattr(world.store, "delete", lambda *arguments: fail(StoreUnavailable("gone")))
+        bob = world.connect(2)
+        world.settle()
+        bob.leave()
+    assert len(uids(bob)) == len(stored(world, 2)) == 1
+    world.network.advance(2)
+    world.settle()
+    assert not stored(world, 2)
+
+
 def test_what_could_not_be_deleted_when_it_was_written_does_not_come_twice(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

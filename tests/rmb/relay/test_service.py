@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 from twisted.internet.defer import CancelledError
 
 from dmsg.eventlog import schema as ev
@@ -183,6 +184,39 @@ def test_a_relay_whose_end_is_not_waited_for_stops_nevertheless(make_world: Call
     world.network.advance(10)
     assert all(one.lost for one in sessions) and not world.relay.switch.sessions
     world.relay.startService()
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_relay_that_is_started_before_it_has_stopped_lets_sessions_in_then(world: World, waits: bool) -> None:
+    alice = world.connect(1)
+    stopping = world.relay.stopService()
+    if not waits:
+        stopping.cancel()
+        assert result_of(stopping).check(CancelledError)
+    world.relay.startService()
+    assert not world.relay.ready
+    refused = world.dial(f"?{world.token(SessionAddress(3))}")
+    assert isinstance(refused, WebSocketRefused) and refused.status == 503
+    world.network.advance(10)
+    assert alice.lost and world.relay.ready and world.relay.running
+    alice, bob = world.connect(1), world.connect(2)
+    alice.send(alice.envelope(2, plain=b"x"))
+    assert [one.plain for one in bob.envelopes] == [b"x"]
+    world.network.advance(10)
+    assert [one.local for one in world.events.of(ev.EnvelopesRouted)] == [1], "counts are told again"
+
+
+def test_a_relay_that_is_stopped_again_before_it_lets_sessions_in_stays_stopped(world: World) -> None:
+    world.connect(1)
+    first = world.relay.stopService()
+    world.relay.startService()
+    second = world.relay.stopService()
+    world.network.advance(10)
+    assert result_of(first) is None and result_of(second) is None and not world.relay.ready
+    refused = world.dial(f"?{world.token(SessionAddress(1))}")
+    assert isinstance(refused, WebSocketRefused) and refused.status == 503
+    world.relay.startService()
+    assert not world.connect(1).lost
 
 
 def test_sessions_are_in_the_event_log_without_the_names_twins_gave_them(world: World) -> None:
