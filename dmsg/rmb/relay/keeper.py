@@ -41,6 +41,9 @@ _KEPT_IN_A_TURN: Final = 256
 #: Sessions that delete what they were given, or read a page, in one turn of the reactor: some 30 ms where the store answers at
 #: once.
 _PAGES_IN_A_TURN: Final = 8
+#: Envelopes that are deleted in one operation: some 30 ms of a store in a file, in which no other operation goes on. A session may
+#: have thousands after the store could not delete for a while.
+_DELETED_AT_ONCE: Final = 1_000
 #: Remembered ids of envelopes that ended sessions were given but that could not be deleted: some 100 bytes each.
 _UNDELETED: Final = 65_536
 #: Envelopes of a session brought back at a time to a store that has just failed: each may have to wait a second for it.
@@ -272,7 +275,8 @@ class Keeper:
         if self._clock.seconds() < self._keeps_until:
             return False
         try:
-            await self._store.delete(address, done)
+            for at in range(0, len(done), _DELETED_AT_ONCE):
+                await self._store.delete(address, done[at : at + _DELETED_AT_ONCE])
         except StoreError as error:
             self._keeps_until = self._clock.seconds() + _RETRY_S
             self._background.complain("delivered envelopes cannot be deleted", error)

@@ -294,6 +294,37 @@ def test_a_store_that_cannot_delete_is_not_asked_to_for_each_page_and_session(
     assert len(tried) <= 1 + (tried[-1] - tried[0]) / 2
 
 
+@pytest.mark.parametrize("leaves", [True, False])
+def test_thousands_that_could_not_be_deleted_are_deleted_some_at_a_time(
+    world: World, monkeypatch: pytest.MonkeyPatch, leaves: bool
+) -> None:
+    """A store in a file needs 300 ms for 10,000, and nothing else goes on there until then. It fails once in between, too."""
+    alice = world.connect(1)
+    for at in range(0, 2_400, 240):
+        alice.send(*[alice.envelope(2, uid=str(one)) for one in range(at, at + 240)])
+    numbers: list[int] = []
+    failing = {0, 2}
+    delete = world.store.delete
+
+    def delete_some(address: SessionAddress, ids: list[str]) -> Deferred[None]:
+        numbers.append(len(ids))
+        return fail(StoreUnavailable("gone")) if len(numbers) - 1 in failing else delete(address, ids)
+
+    monkeypatch.setattr(world.store, "delete", delete_some)
+    bob = world.connect(2)
+    world.settle()
+    assert len(uids(bob)) == 2_400
+    if leaves:
+        bob.leave()
+    for _ in range(4):
+        world.network.advance(2)
+        world.settle()
+    assert not stored(world, 2)
+    assert len(numbers) == 6 and max(numbers) <= 1_000
+    again = world.connect(2)
+    assert not uids(again) and len(uids(bob)) == 2_400
+
+
 @pytest.mark.parametrize("fails", [True, False])
 def test_what_cannot_be_deleted_for_ended_sessions_is_remembered_within_bounds(
     world: World, monkeypatch: pytest.MonkeyPatch, fails: bool
