@@ -41,13 +41,11 @@ _KEPT_IN_A_TURN: Final = 256
 #: Sessions that delete what they were given, or read a page, in one turn of the reactor: some 30 ms where the store answers at
 #: once.
 _PAGES_IN_A_TURN: Final = 8
-#: Envelopes that are deleted in one operation: some 30 ms of a store in a file, in which no other operation goes on. A session may
-#: have thousands after the store could not delete for a while.
+#: Envelopes that are deleted in one operation: some 30 ms of a store in a file, in which no other operation goes on. A session
+#: may have thousands after the store could not delete for a while.
 _DELETED_AT_ONCE: Final = 1_000
 #: Remembered ids of envelopes that ended sessions were given but that could not be deleted: some 100 bytes each.
 _UNDELETED: Final = 65_536
-#: Envelopes of a session brought back at a time to a store that has just failed: each may have to wait a second for it.
-_RETURNED_WHILE_AWAY: Final = 4_096
 
 
 class Keeper:
@@ -77,9 +75,11 @@ class Keeper:
         #: Pushes under way for each session; and the turns of tasks that bring a session's envelopes back to the store.
         self._pushing: Counter[SessionAddress] = Counter()
         self._lines: dict[SessionAddress, Line] = {}
-        #: Limits how many sessions are brought back at a time; and the time on the clock until which the store counts as away.
+        #: Limits how many sessions are brought back at a time; the time on the clock until which the store counts as away; and
+        #: the last time at which it did not take the one envelope that it is given meanwhile, and why.
         self._returns = Line(_SESSIONS_AT_ONCE)
-        self._away_until = float("-inf")
+        self._away_until = self._missed_at = float("-inf")
+        self._missed = StoreError()
         #: Lines in which the next task may go on, and whether they are called.
         self._ready: deque[tuple[SessionAddress, Line]] = deque()
         self._is_calling = False
@@ -174,6 +174,7 @@ class Keeper:
         try:
             until_s = now_s + min(left_s, self._limits.stored_s)
             await self._pushes.push(to, data, now_s, until_s, source, new_from=new_from)
+            self._away_until = self._missed_at = float("-inf")  # it is back
         except StoreFull as full:
             return full
         except StoreError as error:
@@ -322,21 +323,22 @@ class Keeper:
         try:
             at = 0
             while at < len(unwritten):
+                began = self._clock.seconds()
                 await self._returns.turn()
-                is_away = self._clock.seconds() < self._away_until
-                some = unwritten[at : at + (_RETURNED_WHILE_AWAY if is_away else _RETURNED_AT_ONCE)]
-                if is_away:
-                    self._returns.over()
+                misses = self._missed_at > began  # the store has not even taken one while this waited for its turn
                 try:
-                    tried, full = await self._return_some(address, some)
-                    at += tried
-                    if full and await self._give_back(address, full, unwritten, at):
-                        break
-                    if at < len(unwritten):
-                        await deferLater(self._clock, 0)  # give others a turn: a store in memory answers at once
-                finally:
-                    if not is_away:  # in another turn: of thousands of sessions each may have few envelopes
-                        self._background.run(self._over_soon())
+                    if not misses:
+                        tried, full, misses = await self._return_some(address, unwritten[at : at + _RETURNED_AT_ONCE])
+                        at += tried
+                        if full and await self._give_back(address, full, unwritten, at):
+                            break
+                        if at < len(unwritten):
+                            await deferLater(self._clock, 0)  # give others a turn: a store in memory answers at once
+                finally:  # in another turn: of thousands of sessions each may have few envelopes
+                    self._background.run(self._over_soon())
+                if misses:
+                    await self._do_without(address, unwritten[at:])
+                    break
             if done:
                 await self._pages.wait()
                 if not await self._delete(address, done):
@@ -403,18 +405,36 @@ class Keeper:
 
     async def _return_some(
         self, address: SessionAddress, some: list[bytes]
-    ) -> tuple[int, list[tuple[bytes, StoreFull]]]:
-        """Store ``some``, or only the first where the store answers at once; gives their number, and those it has no room for."""
+    ) -> tuple[int, list[tuple[bytes, StoreFull]], bool]:
+        """Store ``some``, or only the first where the store answers at once.
+
+        A store that has just failed is given one, because thousands might have to wait a second for it. Returns how many were
+        given to the store, those it has no room for, and whether it has not taken that one.
+        """
+        was_away = self._clock.seconds() < self._away_until
         storing: list[Deferred[Any]] = []
-        for data in some:
+        for data in some[:1] if was_away else some:
             storing.append(ensureDeferred(self._store_quietly(address, data)))
             if len(storing) == _RETURNED_IN_A_TURN and storing[-1].called:
                 break
         errors = await gatherResults(storing, consumeErrors=True)
-        if any(isinstance(error, StoreError) and not isinstance(error, StoreFull) for error in errors):
-            self._away_until = self._clock.seconds() + _RETRY_S
+        why = next((one for one in errors if isinstance(one, StoreError) and not isinstance(one, StoreFull)), None)
+        if why is not None:
+            now = self._clock.seconds()
+            self._away_until = now + _RETRY_S
+            if was_away:
+                self._missed_at, self._missed = now, why
         full = [(data, error) for data, error in zip(some, errors, strict=False) if isinstance(error, StoreFull)]
-        return len(storing), full
+        return len(storing), full, was_away and why is not None
+
+    async def _do_without(self, address: SessionAddress, left: list[bytes]) -> None:
+        """Give ``left``, for which the store was away, to the session if it is connected by now. Otherwise it is lost."""
+        for at in range(0, len(left), _RETURNED_IN_A_TURN):
+            await self._pages.wait()
+            for data in left[at : at + _RETURNED_IN_A_TURN]:
+                if not self._switch.deliver(address, data, is_new=False):
+                    self._lose(data, self._missed)
+            self._flush()
 
     async def _give_back(
         self, address: SessionAddress, full: list[tuple[bytes, StoreFull]], unwritten: list[bytes], at: int

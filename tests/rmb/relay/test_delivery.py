@@ -1271,6 +1271,48 @@ def test_a_session_that_comes_back_while_the_store_is_away_gets_what_its_last_co
     assert world.relay.delivery.pending.used == 0
 
 
+@pytest.mark.parametrize("back", [False, True])
+def test_a_store_that_is_away_is_not_given_what_thousands_of_ended_sessions_were_not_given_all_at_once(
+    world: World, monkeypatch: pytest.MonkeyPatch, back: bool
+) -> None:
+    """For 3,000 envelopes of 40 sessions that took 20 s in one turn."""
+    alice = world.connect(1)
+    clients = [world.connect(2, str(at)) for at in range(40)]
+    for client in clients:
+        client.shell.hold("test", True)
+        alice.send(alice.envelope(client.address, "long", plain=bytes(200_000)))
+        alice.send(*[alice.envelope(client.address, str(at)) for at in range(300)])
+    store = SlowStore(world, monkeypatch)
+    store.away = True
+    asked, refused = [0], [world.relay.switch.counts.refused]
+    pushed = store._pushed
+
+    def look(times: int = 100) -> None:
+        asked.append(store.asked)
+        refused.append(world.relay.switch.counts.refused)
+        if times:
+            world.network.callLater(0, look, times - 1)
+
+    def answer() -> None:
+        look()
+        pushed()
+
+    store._pushed = answer  # type: ignore[method-assign]
+    for client in clients:
+        client.shell.cut()
+    world.network.advance(1.5)
+    assert 0 < refused[-1] <= 8 * 256
+    store.away = not back
+    world.network.advance(3)
+    assert max(after - before for row in (asked, refused) for before, after in pairwise(row)) <= 8 * 256
+    monkeypatch.undo()
+    left = [stored(world, *client.address) for client in clients]
+    assert world.relay.switch.counts.refused + sum(map(len, left)) >= 40 * 300
+    assert sum(map(len, left)) >= 40 * 300 - 8 * 257 if back else not any(left)
+    assert all(row == [str(at) for at in range(300 - len(row), 300)] for row in left)
+    assert not world.relay.switch.returning.used and not world.relay.delivery.keeper.pushing_bytes
+
+
 def test_what_comes_back_from_a_store_that_is_away_needs_no_more_room_than_it_had_on_its_way_there(
     make_world: Callable[..., World], monkeypatch: pytest.MonkeyPatch
 ) -> None:
