@@ -44,6 +44,10 @@ _PAGES_IN_A_TURN: Final = 8
 #: Envelopes that are deleted in one operation: some 30 ms of a store in a file, in which no other operation goes on. A session
 #: may have thousands after the store could not delete for a while.
 _DELETED_AT_ONCE: Final = 1_000
+#: How often the store is asked for an ended session before its envelopes are lost, and seconds between: a Redis that is started
+#: again is back by then. The time is less than that for which the store counts as away.
+_RETURN_TRIES: Final = 10
+_RETURN_RETRY_S: Final = 1.0
 #: Remembered ids of envelopes that ended sessions were given but that could not be deleted: some 100 bytes each.
 _UNDELETED: Final = 65_536
 
@@ -321,7 +325,7 @@ class Keeper:
         self._switch.returning.take(network, size)
         await line.turn()
         try:
-            at = 0
+            at = tries = 0
             while at < len(unwritten):
                 began = self._clock.seconds()
                 await self._returns.turn()
@@ -337,8 +341,11 @@ class Keeper:
                 finally:  # in another turn: of thousands of sessions each may have few envelopes
                     self._background.run(self._over_soon())
                 if misses:
-                    await self._do_without(address, unwritten[at:])
-                    break
+                    tries += 1
+                    if tries == _RETURN_TRIES or self._stopped or address in self._switch.sessions:
+                        await self._do_without(address, unwritten[at:])
+                        break
+                    await deferLater(self._clock, _RETURN_RETRY_S)
             if done:
                 await self._pages.wait()
                 if not await self._delete(address, done):
