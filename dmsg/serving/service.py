@@ -100,6 +100,7 @@ class RelayService(Service, ABC):
         self._idle: Waiters[None] = Waiters()  # for the end of the last transport while it drains
         self._emptied: Waiters[None] = Waiters()  # for the end of the last connection while it stops
         self._stopping = False
+        self._starts_again = False  # whether it was started since it began to stop
         self._stopped: Waiters[None] = Waiters()  # for the end of stopService
         self._record = RelayRecord(reactor, events, key.public_key, self.protocol, self.name_of)
         self._timer: IDelayedCall | None = None
@@ -138,8 +139,11 @@ class RelayService(Service, ABC):
     def startService(self) -> None:
         """Listen, then register in discovery and keep the entry fresh. Nothing happens if the relay runs already.
 
-        May be called again once the Deferred of :meth:`stopService` has fired.
+        A relay that is still stopping, for example because the wait for that was cancelled, begins once it has stopped.
         """
+        if self._stopping:
+            self._starts_again = True
+            return
         if self.running and self._start_error is None:
             return
         super().startService()  # type: ignore[no-untyped-call]
@@ -167,6 +171,8 @@ class RelayService(Service, ABC):
 
     def listening(self) -> Deferred[IListeningPort]:
         """Fires with the port once the relay listens, or fails with the error of listening."""
+        if self._starts_again:
+            return self._listening.wait()
         if self._start_error is not None:
             return fail(self._start_error)
         return self._listening.wait() if self.port is None else succeed(self.port)
@@ -180,6 +186,9 @@ class RelayService(Service, ABC):
         if not self.running:
             return succeed(None)
         if self._stopping:
+            if self._starts_again:
+                self._starts_again = False
+                self._listening.fail(CancelledError())
             return self._stopped.wait()
         self._stopping = True
         return to_the_end(self._stop())
@@ -189,6 +198,9 @@ class RelayService(Service, ABC):
             await self._stop_all()
         finally:  # waiting callers are told, and a later call begins anew if this one has failed
             self._stopping = False
+            again, self._starts_again = self._starts_again, False
+            if again:
+                self.startService()
             self._stopped.fire(None)
 
     async def _stop_all(self) -> None:

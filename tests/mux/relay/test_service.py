@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import pytest_twisted
+from twisted.internet.defer import CancelledError, TimeoutError
 from twisted.internet.endpoints import TCP4ClientEndpoint, TCP4ServerEndpoint
 from twisted.internet.error import CannotListenError
 from twisted.internet.protocol import Factory, Protocol
@@ -96,6 +97,58 @@ async def test_a_relay_that_is_started_again_is_listed_and_carries_again():
             for client in (alice, bob):
                 await network.wait(client.when_ready())
         await network.wait(relay.stopService())
+
+
+@pytest.mark.parametrize("again", [1, 2])
+@pytest.mark.parametrize("waits", [True, False])
+@pytest_twisted.ensureDeferred
+async def test_a_relay_that_is_started_before_it_has_stopped_begins_then(waits, again):
+    memory = MemoryNetwork()
+    async with LocalNetwork(memory, relays=0) as network:
+        endpoint = TCP4ServerEndpoint(memory, 7_000, interface="127.0.0.1")
+        address = HostPort("127.0.0.1", 7_000)
+        now_ns, discovery = network.now_ns, network.discovery
+        key = SecretKey.generate()
+        relay = DmsgRelay(memory, key, endpoint, public_address=address, discovery=discovery, now_ns=now_ns)
+        relay.startService()
+        alice, bob = await network.client(), await network.client()
+        bob.listen(Factory.forProtocol(Protocol))
+        (await network.wait(alice.dial(bob.public_key))).attach(Protocol())  # the relay drains until this ends
+        stopping = relay.stopService()
+        if waits:
+            with pytest.raises(TimeoutError):
+                await network.wait(stopping.addTimeout(0.5, memory))
+        for _ in range(again):
+            relay.startService()
+        listening = relay.listening()
+        assert not listening.called and not relay.ready, "the port is the one that was closed"
+        await network.wait(listening)
+        assert relay.ready and relay.running
+        for client in (alice, bob):
+            await network.wait(client.when_ready())
+        (await network.wait(alice.dial(bob.public_key))).abortConnection()
+        await network.wait(relay.stopService())
+        assert not relay.running
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_relay_that_is_stopped_again_before_it_has_begun_stays_stopped():
+    memory = MemoryNetwork()
+    async with LocalNetwork(memory, relays=0, discovery=None) as network:
+        relay = DmsgRelay(memory, SecretKey.generate(), TCP4ServerEndpoint(memory, 7_000, interface="127.0.0.1"))
+        relay.startService()
+        raw = await network.wait(connect_raw(TCP4ClientEndpoint(memory, "127.0.0.1", 7_000), relay.key.public_key))
+        first = relay.stopService()
+        relay.startService()
+        listening = relay.listening()
+        second = relay.stopService()
+        with pytest.raises(CancelledError):
+            await network.wait(listening)
+        for stopping in (first, second):
+            await network.wait(stopping)
+        await network.wait(raw.lost())
+        memory.advance(60.0)
+        assert not relay.running and not relay.ready
 
 
 @pytest_twisted.ensureDeferred
