@@ -111,6 +111,7 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
         self._record = ClientRecord(reactor, events, key.public_key, self.scheme)
         self._stopping = False
         self._stops = 0  # calls of stopService that are under way
+        self._untold = 0  # transports whose protocols have not been told of their end
         self._noted: set[S] = set()
         self._min_servers = min_servers
         memory = RelayFile(relay_file, lambda: now_ns() / 1e9) if relay_file is not None else None
@@ -220,10 +221,9 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
         if self.registrar is not None:
             await self.registrar.close(withdraw=True)
         self._stopping = True
-        had_transports = bool(self.transports)
         await self._close_transports()
         self.dialer.stop()
-        if had_transports:
+        if self._untold:
             await deferLater(self.reactor, 0)  # their protocols are told one turn after the end
         await self.pool.stop()
         self._record.close()
@@ -351,9 +351,11 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
         first_id, relay = transport.stream.id, session.server
         self.transports.add(TransportRecord(transport, self.reactor.seconds(), first_id, relay, closed))
         self._record.opened(transport, relay, accept_ms)
+        self._untold += 1
+        transport.on_over = self._told
         if self.hold is not None:
             self.hold()
-            transport.on_over = self.release
+            transport.on_over = self._told_and_released
 
     def transport_closed(self, session: S, transport: T, reason: str, *, local: bool, code: int = 0) -> None:
         """Note a transport that has ended; ``code`` is the code of ``reason`` on the wire, if it has one."""
@@ -371,6 +373,14 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
         self.pool.lost(session, error)
 
     # --- inside ----------------------------------------------------------------------------------------------------
+
+    def _told(self) -> None:
+        self._untold -= 1
+
+    def _told_and_released(self) -> None:
+        self._untold -= 1
+        if self.release is not None:
+            self.release()
 
     def _endpoint_for(self, address: HostPort) -> IStreamClientEndpoint:
         # The pool enforces the exact limit itself.

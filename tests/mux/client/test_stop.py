@@ -205,3 +205,22 @@ async def test_protocols_are_told_before_it_has_stopped(kind: str, reads: bool) 
         ours.transport.write(bytes(1_000_000))
         told = alice.stopService().addCallback(lambda _: len(ours.lost))
         assert await network.wait(told) == 1
+
+
+@pytest.mark.parametrize("kind", ["dmsg", "messaging"])
+@pytest_twisted.ensureDeferred
+async def test_protocols_are_told_before_it_has_stopped_also_if_the_program_has_just_aborted(kind: str) -> None:
+    messaging = kind == "messaging"
+    async with LocalNetwork(
+        MemoryNetwork(), relays=not messaging, messaging_relays=messaging, discovery=None
+    ) as network:
+        make = network.messaging_client if messaging else network.client
+        alice, bob = await make(), await make()
+        ends = [ConformanceProtocol() for _ in range(3)]
+        bob.listen(Factory.forProtocol(ConformanceProtocol))
+        for end in ends:
+            (await network.wait(alice.dial(bob.public_key))).attach(end)
+        for end in ends:
+            end.transport.abortConnection()
+        told = alice.stopService().addCallback(lambda _: sum(len(end.lost) for end in ends))
+        assert await network.wait(told) == len(ends)
