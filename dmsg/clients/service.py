@@ -111,6 +111,7 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
         self._record = ClientRecord(reactor, events, key.public_key, self.scheme)
         self._stopping = False
         self._stops = 0  # calls of stopService that are under way
+        self._stopped: Waiters[None] = Waiters()  # for the end of the last one
         self._untold = 0  # transports whose protocols have not been told of their end
         self._noted: set[S] = set()
         self._min_servers = min_servers
@@ -199,7 +200,7 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
 
         A dial may succeed until the transports are closed; later ones fail. A port listens again after another start only if
         its ``startListening`` is called. Cancelling the Deferred, or a timeout of it, ends only the wait: the client goes on
-        stopping.
+        stopping. If it is called again meanwhile, each of these Deferreds fires when all are done.
         """
         super().stopService()  # type: ignore[no-untyped-call]
         return to_the_end(self._stop())
@@ -210,8 +211,13 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
             await self._stop_all()
         finally:
             self._stops -= 1
-            if self.running and not self._stops:
-                self._begin()  # it was started again meanwhile
+            others = self._stops
+            if not others:
+                if self.running:
+                    self._begin()  # it was started again meanwhile
+                self._stopped.fire(None)
+        if others:
+            await self._stopped.wait()
 
     async def _stop_all(self) -> None:
         for port in self.services.ports():

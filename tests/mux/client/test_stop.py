@@ -9,14 +9,16 @@ from typing import Any
 
 import pytest
 import pytest_twisted
-from twisted.internet.defer import TimeoutError
+from twisted.internet.defer import CancelledError, TimeoutError
 from twisted.internet.endpoints import TCP4ServerEndpoint
 from twisted.internet.error import ConnectionDone
 from twisted.internet.protocol import Factory
+from twisted.internet.task import deferLater
 from zope.interface import implementer
 
 from dmsg.clients.errors import ClientStopped
 from dmsg.crypto.keys import PublicKey, SecretKey
+from dmsg.discovery.entry import Entry
 from dmsg.glue.stream_transport import TransportLost
 from dmsg.interfaces import IAccessPolicy
 from dmsg.mux.core.e2e_negotiation import Security
@@ -158,6 +160,28 @@ async def test_one_that_is_stopped_again_before_it_has_begun_stays_stopped() -> 
         await network.wait(second)
         network.reactor.advance(30.0)
         assert not alice.pool.sessions
+
+
+@pytest_twisted.ensureDeferred
+async def test_each_that_stops_it_waits_until_it_has_withdrawn_its_entry() -> None:
+    async with LocalNetwork(MemoryNetwork(), relays=1) as network:
+        alice = await network.client()
+        discovery: Any = network.discovery
+        post_entry = discovery.post_entry
+
+        async def post_slowly(entry: Entry) -> None:
+            await deferLater(network.reactor, 1.0)
+            await post_entry(entry)
+
+        discovery.post_entry = post_slowly
+        stopping = [alice.stopService() for _ in range(3)]
+        stopping[1].addErrback(lambda failure: failure.trap(CancelledError)).cancel()
+        network.reactor.advance(0.9)
+        assert [one.called for one in stopping] == [False, True, False]
+        network.reactor.advance(0.2)
+        assert all(one.called for one in stopping)
+        entry = await discovery.get_entry(alice.public_key)
+        assert entry.client.delegated_servers == ()
 
 
 @pytest.mark.parametrize("refuses", [False, True])
