@@ -257,6 +257,18 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
     async def _when_ready(self) -> None:
         if self._lack[1]:
             raise ConfigError(*self._lack)
+        await self._connected()
+        while self.registrar is not None:
+            try:
+                return await self.registrar.published()
+            except DiscoveryUnavailable:
+                if not self.running:
+                    raise ClientStopped from None
+                if not self._stops:
+                    raise
+            await self._connected()  # it was stopped and started again
+
+    async def _connected(self) -> None:
         while self._stops or len(self.pool.sessions) < max(1, self._min_servers or 0):
             if self._stopping and not self.running:
                 raise ClientStopped
@@ -265,13 +277,6 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
             except ClientStopped:
                 if not self.running:
                     raise
-        if self.registrar is not None:
-            try:
-                await self.registrar.published()
-            except DiscoveryUnavailable:
-                if not self.running:
-                    raise ClientStopped from None
-                raise
 
     @property
     def problem(self) -> str:

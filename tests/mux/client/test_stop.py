@@ -19,6 +19,7 @@ from zope.interface import implementer
 from dmsg.clients.errors import ClientStopped
 from dmsg.crypto.keys import PublicKey, SecretKey
 from dmsg.discovery.entry import Entry
+from dmsg.discovery.errors import DiscoveryUnavailable
 from dmsg.glue.stream_transport import TransportLost
 from dmsg.interfaces import IAccessPolicy
 from dmsg.mux.core.e2e_negotiation import Security
@@ -182,6 +183,34 @@ async def test_each_that_stops_it_waits_until_it_has_withdrawn_its_entry() -> No
         assert all(one.called for one in stopping)
         entry = await discovery.get_entry(alice.public_key)
         assert entry.client.delegated_servers == ()
+
+
+@pytest_twisted.ensureDeferred
+async def test_who_waits_for_its_entry_goes_on_to_wait_when_it_is_started_again_at_once() -> None:
+    class Again(Factory):
+        noisy = False
+
+        def buildProtocol(self, addr: Any) -> None:
+            bob.stopService()
+            bob.startService()
+
+    async with LocalNetwork(MemoryNetwork(), relays=1) as network:
+        discovery: Any = network.discovery
+        discovery.failure = DiscoveryUnavailable("it is away")
+        alice = network.new_client(discovery=None, servers=network.pinned)
+        bob = network.new_client(servers=network.pinned)
+        bob.listen(Again())
+        for client in (alice, bob):
+            client.startService()
+        await network.wait(alice.when_ready())
+        await network.settle()
+        ready = bob.when_ready()
+        (await network.wait(alice.dial(bob.public_key))).attach(end := ConformanceProtocol())
+        await network.wait(end.when_lost())
+        assert not ready.called
+        discovery.failure = None
+        await network.wait(ready)
+        assert bob.pool.sessions
 
 
 @pytest.mark.parametrize("refuses", [False, True])
