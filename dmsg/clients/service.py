@@ -9,10 +9,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, cast
 
 from twisted.application.service import Service
-from twisted.internet.defer import Deferred, ensureDeferred
+from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
 from twisted.internet.interfaces import IAddress, IProtocol, IProtocolFactory, IReactorTime, IStreamClientEndpoint
 from twisted.internet.protocol import Factory
 from twisted.internet.task import deferLater
+from twisted.logger import Logger
+from twisted.python.failure import Failure
 
 from dmsg.address import HostPort, PinnedServer
 from dmsg.clients.config import RelayClientConfig
@@ -44,6 +46,7 @@ from dmsg.sansio.jitter import Jitter
 if TYPE_CHECKING:
     from typing import Self
 
+_log = Logger()
 _NO_RELAYS: Final = "no discovery, no server and no list of relays was given: there is nothing to connect to"
 
 
@@ -300,19 +303,35 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
     async def connect(self, factory: IProtocolFactory, target: PublicKey, service: str = "", **how: Any) -> IProtocol:
         """Dial and attach the protocol ``factory`` builds; ``how`` are further arguments of :meth:`dial`, which also says what
         this raises. If the factory builds no protocol, ``DialError``; an error of the factory is raised as it is. The factory
-        is neither started nor stopped (``startFactory``): an endpoint does that.
+        is neither started nor stopped (``startFactory``): an endpoint does that. Cancelling undoes everything, also while the
+        protocol is made and connected.
         """
-        transport = await self.dial(target, service, **how)
-        try:
-            protocol = factory.buildProtocol(cast(IAddress, transport.getPeer()))
-        except BaseException:
-            transport.abortConnection()
-            raise
-        if protocol is None:
-            transport.abortConnection()
-            raise DialError(str(target), [Attempt("accept", "", 0.0, "the factory built no protocol")])
-        transport.attach(protocol)
-        return protocol
+
+        def attach(transport: T) -> IProtocol | None:
+            try:
+                protocol = factory.buildProtocol(cast(IAddress, transport.getPeer()))
+                if not connecting.called:
+                    if protocol is None:
+                        raise DialError(str(target), [Attempt("accept", "", 0.0, "the factory built no protocol")])
+                    transport.attach(protocol)
+                if connecting.called:
+                    transport.abortConnection()
+            except BaseException:
+                transport.abortConnection()
+                raise
+            return protocol
+
+        def tell(result: Any) -> None:
+            if not connecting.called:
+                connecting.callback(result)
+            elif isinstance(result, Failure) and not result.check(CancelledError):
+                _log.failure("Unhandled error in {factory}.buildProtocol", result, factory=factory)
+
+        # A coroutine does not learn that it is cancelled while it runs, so the factory is called while this one waits.
+        connecting: Deferred[IProtocol] = Deferred(lambda _: dialing.cancel())
+        dialing = ensureDeferred(self.dial(target, service, **how))
+        dialing.addCallback(attach).addBoth(tell)
+        return await connecting
 
     async def open(self, dial: Dial[S, R], service: str, timeout_s: float | None) -> T:
         """As :meth:`dial`, with the parameters in ``dial``."""
