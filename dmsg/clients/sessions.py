@@ -152,6 +152,7 @@ class RelaySession(ABC, Generic[U, T]):
     def after_read(self, shell: Shell) -> None:
         """Send what one read has caused, which concerns only this connection."""
         shell.flush()
+        self.flushed(shell)  # writers whose data was dropped may go on although nothing was written
 
     def flushed(self, shell: Shell) -> None:
         """Resume writers that were paused."""

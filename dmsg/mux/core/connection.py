@@ -352,8 +352,10 @@ class Connection(Core):
             return
         if confirming:
             events.append(Confirmed(stream))
-        if stream.was_cut and self._cut(stream, events):
-            return
+        if stream.was_cut:
+            if self._cut(stream, events):
+                return
+            self._out.go_on(stream)  # what its writer waited for is dropped
         if stream.end_acked and not was_acked:
             events.append(EndAcked(stream))
         for other in stream.take_waiting():
