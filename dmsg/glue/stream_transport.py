@@ -145,10 +145,11 @@ class StreamTransport(ABC, Generic[S]):
         if self.state is TransportState.ENDING:
             self._tell_soon()
         elif self.state in IN_USE:
-            if self._writer.waits and self.state in WRITABLE:
-                self.move(TransportState.FINISHING)
-            else:
-                self._close()
+            waits = self._writer.waits and self.state in WRITABLE
+            self.move(TransportState.FINISHING if waits else TransportState.CLOSING)
+            self._drop_unread()
+            if not waits:
+                self._close_stream()
 
     def abortConnection(self) -> None:
         """Close now; what has not been sent yet is dropped."""
@@ -330,7 +331,8 @@ class StreamTransport(ABC, Generic[S]):
         """The producer is done: close what waited for that, the whole stream or one half."""
         end_stream, self._end_later = self._end_later, None
         if self.state is TransportState.FINISHING:
-            self._close()
+            self.move(TransportState.CLOSING)
+            self._close_stream()
         elif end_stream is not None:
             self._end_write(end_stream)
 
@@ -465,15 +467,13 @@ class StreamTransport(ABC, Generic[S]):
         else:
             self.loseConnection()
 
-    def _close(self) -> None:
-        self.move(TransportState.CLOSING)
+    def _drop_unread(self) -> None:
         while self._inbox:  # the application reads no more, but the peer waits for the acknowledgement
             data = self._inbox.popleft()
             if data:
                 self.stream.drop()
                 if self._connection.consumed(self.stream, len(data)):
                     self._flush_soon()
-        self._close_stream()
 
     def _tell_soon(self) -> None:
         """Nothing is delivered any more; the application is told of the end."""

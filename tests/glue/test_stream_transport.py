@@ -20,7 +20,7 @@ from dmsg.errors import DmsgError, LocalProtocolError
 from dmsg.glue.deadlines import LINGER_S
 from dmsg.glue.stream_transport import StreamTransport, TransportLost
 from dmsg.glue.streams import AbortReason
-from dmsg.glue.transport_state import TRANSITIONS, TransportState
+from dmsg.glue.transport_state import CLOSED_HERE, TRANSITIONS, TransportState
 
 PENDING_LIMIT = 20
 
@@ -257,7 +257,7 @@ class World:
         assert self.delivered.startswith(self.protocol.received)
         assert transport.connected is ("lost" not in told) or transport.protocol is None
         assert transport.disconnecting or transport.connected
-        if transport.state in (TransportState.CLOSING, TransportState.TELLING, TransportState.ENDED):
+        if transport.state in CLOSED_HERE:
             assert not transport._inbox
 
     def finish(self) -> None:
@@ -385,6 +385,17 @@ def test_what_comes_behind_the_close_is_dropped_and_acknowledged(state: Transpor
     world = _in(state)
     world.pause()
     world.deliver()
+    assert (world.line.drops, world.line.consumed_bytes) == (1, 3)
+    assert world.protocol.received == b""
+
+
+@pytest.mark.parametrize("state", [TransportState.FINISHING, TransportState.CLOSING], ids=lambda state: state.name)
+def test_what_was_not_read_before_the_close_is_dropped_and_acknowledged(state: TransportState) -> None:
+    """The peer may read no more before its own data is taken: then it would never take what the producer has to write."""
+    world = _in(TransportState.OPEN)
+    for event in ("pause", "deliver", "register_paused" if state is TransportState.FINISHING else "write", "lose"):
+        getattr(world, event)()
+    assert world.transport.state is state
     assert (world.line.drops, world.line.consumed_bytes) == (1, 3)
     assert world.protocol.received == b""
 
