@@ -54,6 +54,8 @@ class _World(World):
         # Frames a client is yet to get: OK, REQUEST and ACCEPT in their order, and for which ids CLOSE.
         self.control: dict[Member, deque[tuple[int, int, bytes]]] = defaultdict(deque)
         self.closes: Counter[tuple[Any, int]] = Counter()
+        # How many of these were queued when the client used the id again.
+        self.earlier: Counter[tuple[Any, int]] = Counter()
         self.used: set[tuple[Any, int]] = set()  # ids whose late frames are no offence
         self.offences: Counter[Member] = Counter()  # those that count in any case
         self.suspicions: Counter[Member] = Counter()  # those and late frames, which are forgiven for a while
@@ -134,6 +136,8 @@ class _World(World):
                 self.lossy.update(self.called[member, transport_id])
             if leg is not None:
                 self.closes[member, transport_id] -= 1  # the end and the refusal are told in one
+            else:
+                self.earlier[member, transport_id] = self.closes[member, transport_id]
         accepts = kind == ACCEPT and leg is not None and leg.accepts(payload)
         if leg is None and kind in (ACCEPT, FWD, ACK):
             self.closes[member, transport_id] += (member, transport_id) not in self.used
@@ -259,7 +263,9 @@ class _World(World):
             else:
                 assert kind == CLOSE and self.closes[member, transport_id] > 0
                 self.closes[member, transport_id] -= 1
-                if (member, transport_id) not in self.reused:
+                if self.earlier[member, transport_id] > 0:
+                    self.earlier[member, transport_id] -= 1
+                elif (member, transport_id) not in self.reused:
                     self._closed(self.called[member, transport_id], close_reason(payload))
 
     def _closed(self, legs: list[Leg], reason: int) -> None:
