@@ -16,6 +16,7 @@ from dmsg.cli.runner import run
 from dmsg.cli.settings import output_options
 from dmsg.errors import ConfigError, DmsgError
 from dmsg.rmb.core.e2e import EncryptionKey
+from dmsg.rmb.core.errors import InvalidTwin
 from dmsg.rmb.core.keys import KeyType
 from dmsg.rmb.core.limits import MAX_TWIN
 from dmsg.rmb.core.twin import Twin, format_relays
@@ -56,7 +57,7 @@ def create(registry: str, key_file: str, relays: Iterable[str], key_type: str, o
     """
     hosts = [host.strip() for given in relays for host in given.split(",")]
     try:
-        format_relays(hosts)  # before anything is made
+        _check_relays(hosts)  # before anything is made
         with closing(TwinTable(registry)) as table:
             if os.path.lexists(key_file):
                 key = read_twin_key(key_file)
@@ -68,6 +69,14 @@ def create(registry: str, key_file: str, relays: Iterable[str], key_type: str, o
         out.leave(error)
     assert found is not None
     out.result(_as_json(found), str(number))
+
+
+def _check_relays(hosts: Iterable[str]) -> None:
+    """Raise ``ConfigError`` for relays that no registry may hold."""
+    try:
+        format_relays(hosts)
+    except InvalidTwin as error:
+        raise ConfigError("relay", str(error), "option --relay") from None
 
 
 @twin.command(short_help="Print what the registry has of a twin.")

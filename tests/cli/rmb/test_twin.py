@@ -58,11 +58,17 @@ def test_a_key_that_is_there_is_used(tmp_path, create):
         assert table.get(1).relays == ("other.example",)
 
 
-@pytest.mark.parametrize("relays", ["", "a_b", "a.example,", "http://a.example"])
-def test_a_relay_that_is_no_host_is_one_line_of_error_and_makes_nothing(tmp_path, create, relays):
+@pytest.mark.parametrize(
+    ("relays", "problem"),
+    [
+        *((relays, "a relay is a host name") for relays in ("", "a_b", "a.example,", "http://a.example", "a:70000")),
+        (",".join(f"r{number}.example" for number in range(17)), "at most 16 relays"),
+    ],
+)
+def test_a_relay_that_no_registry_may_hold_is_wrong_usage_and_makes_nothing(tmp_path, create, relays, problem):
     result = create("a", relays)
-    assert result.exit_code == 1 and not result.stdout
-    assert len(result.stderr.splitlines()) == 1 and "a relay is a host name" in result.stderr
+    assert result.exit_code == Exit.USAGE and not result.stdout
+    assert len(result.stderr.splitlines()) == 1 and problem in result.stderr and "--relay" in result.stderr
     assert not list(tmp_path.iterdir())
 
 
