@@ -57,11 +57,17 @@ def test_times_and_weights_are_more_than_0(role: str, group: str, names: tuple[s
         ("listener", "listener_offers_per_key", "offers_per_key"),
         ("listener", "listener_open_transports", "open_transports"),
         ("connection", "connection_flush_bytes", "flush_bytes"),
+        ("connection", "connection_offered_limit", "offered_limit"),
     ],
 )
 def test_a_number_that_lets_nothing_through_is_refused(role: str, group: str, option: str, name: str) -> None:
     line = refusal(role, **{option: "0"})
     assert line == f"{group}: {name} must be at least 1 (in option --{option.replace('_', '-')})"
+
+
+def test_a_link_has_room_for_channels_of_others() -> None:
+    line = refusal("messaging", connection_incoming_limit="0")
+    assert line == "connection: incoming_limit must be at least 1 (in option --connection-incoming-limit)"
 
 
 @pytest.mark.parametrize("role", CLIENTS)

@@ -47,8 +47,8 @@ class ConnectionConfig:
     one_send_per_write: bool = True
 
     def __post_init__(self) -> None:
-        """Raise ``ValueError`` for sizes with which no data would pass."""
-        check_limits(self, "receive_limit_bytes", "flush_bytes")
+        """Raise ``ValueError`` for limits with which no channel or data would pass."""
+        check_limits(self, "offered_limit", "incoming_limit", "receive_limit_bytes", "flush_bytes")
         if self.pending_limit_bytes <= self.pause_bytes:
             raise ValueError(
                 "pending_limit_bytes must be more than pause_bytes, or writers are cut off before they are paused"

@@ -50,8 +50,10 @@ class ConnectionConfig:
     offered_limit: int = 1_024
 
     def __post_init__(self) -> None:
-        """Raise ``ValueError`` for sizes and times with which no data would pass, or the client would only be busy."""
-        check_limits(self, "send_window_bytes", "secure_window_bytes", "frame_data_bytes", "flush_bytes")
+        """Raise ``ValueError`` for limits with which no stream or data would pass, or the client would only be busy."""
+        check_limits(
+            self, "send_window_bytes", "secure_window_bytes", "frame_data_bytes", "flush_bytes", "offered_limit"
+        )
         check_more_than_zero(self, "receive_limit_bytes", "rekey_after_s", "ok_timeout_s")
         if self.sealed_data_bytes < LEAST_DATA_BYTES:
             raise ValueError(
