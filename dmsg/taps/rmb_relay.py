@@ -8,6 +8,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from twisted.logger import Logger
+
 import dmsg
 from dmsg.crypto.ed25519 import SigningKey
 from dmsg.crypto.errors import KeyFileError
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     from dmsg.rmb.relay.federation import Federation
     from dmsg.rmb.relay.service import RmbRelay
     from dmsg.rmb.relay.stores.base import QueueStore
+
+_log = Logger()
 
 
 class Options(RoleOptions):
@@ -83,9 +87,13 @@ class RmbRelayService(RoleService):
         if settings.redis is not None and settings.store not in (settings.redis, "memory:"):
             raise ConfigError("redis", "is another name of store, which is also given: one of them")
         self._key = _read_key(settings, uid)
-        self._known = dict(map(parse_trust, settings.trust))
+        self._known = _read_trust(settings.trust)
         if not settings.domain and (self._key is not None or self._known):
             raise ConfigError("domain", "must be given with relay-key and trust: other relays know this one by it")
+        if not settings.domain and settings.demand_audience:
+            raise ConfigError(
+                "domain", "must be given with demand-audience: without it every token is for another relay"
+            )
         super().__init__(
             reactor,
             settings,
@@ -114,6 +122,11 @@ class RmbRelayService(RoleService):
         from dmsg.rmb.twins.open import open_registry
 
         settings = self.settings
+        if not settings.domain:
+            _log.warn(
+                "no --domain is given: clients that connect by a name in the registry are refused, as are posts of other "
+                "relays, and nothing is kept for twins that are not connected"
+            )
         blocks = BlockConfig(catchup_threshold=settings.catchup_threshold)
         self.registry = open_registry(self.reactor, settings.registry, settings.substrate, blocks)
         self.store = open_queues(settings.redis or settings.store, self.reactor)
@@ -230,6 +243,15 @@ class RmbRelayService(RoleService):
         if self.relay is None or self.federation is None:
             return {}
         return {**self.relay.stats(), "federation_outstanding": len(self.federation)}
+
+
+def _read_trust(given: Sequence[str]) -> dict[str, bytes]:
+    """The keys of relays by name; raises ``ConfigError``, also for two keys of one relay."""
+    known: dict[str, bytes] = {}
+    for name, key in map(parse_trust, given):
+        if known.setdefault(name, key) != key:
+            raise ConfigError("trust", f"{name} has two keys")
+    return known
 
 
 def _read_key(settings: RmbRelaySettings, uid: int | None) -> SigningKey | None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from twisted.internet.defer import Deferred
 from twisted.internet.protocol import ClientFactory, Protocol
+from twisted.logger import LogLevel, capturedLogs, formatEvent
 
 from dmsg.eventlog.reasons import Reason
 from dmsg.eventlog.schema import FederationAttempted
@@ -93,6 +94,11 @@ def test_workers_and_users_make_the_most_sessions() -> None:
         ((*REGISTRY, "--relay-key", "missing", "-m", "a.example"), "relay_key: "),
         ((*REGISTRY, "--trust", "a.example=00"), "trust: a relay is trusted as NAME[:PORT]=KEY"),
         ((*REGISTRY, "--trust", f"a.example={'ab' * 32}"), "domain: must be given with relay-key and trust"),
+        ((*REGISTRY, "--demand-audience"), "domain: must be given with demand-audience"),
+        (
+            (*REGISTRY, "-m", "b.example", "--trust", f"a.example={'ab' * 32}", "--trust", f"A.example={'cd' * 32}"),
+            "trust: a.example has two keys",
+        ),
         (
             (*REGISTRY, "--domain", "wss://a.example"),
             "domain: a relay is a host name, with :port if need be, not 'wss://a.example' (in option --domain)",
@@ -102,6 +108,25 @@ def test_workers_and_users_make_the_most_sessions() -> None:
 )
 def test_what_cannot_work_is_one_line(arguments: tuple[str, ...], line: str) -> None:
     assert refusal(rmb_relay, *arguments).startswith(f"rmb-relay: {line}")
+
+
+@pytest.mark.parametrize(("more", "lines"), [((), 1), (("--domain", "localhost"), 0)])
+def test_a_relay_without_a_name_says_what_it_refuses(tmp_path: Path, more: tuple[str, ...], lines: int) -> None:
+    network = MemoryNetwork()
+    arguments = ("--registry", str(tmp_path / "twins"), "--listen", "tcp:80", *more)
+    service = rmb_relay.RmbRelayService(network, parse(rmb_relay, *arguments))
+    with capturedLogs() as told:
+        service.start_role()
+    stopping = Deferred.fromCoroutine(service.stop_role())
+    network.advance(100)
+    assert stopping.called
+    warned = [one for one in told if "no --domain is given" in str(formatEvent(one))]
+    assert [one["log_level"] for one in warned] == [LogLevel.warn] * lines
+
+
+def test_the_key_of_a_relay_may_be_given_twice() -> None:
+    trust = ("--trust", f"a.example={'ab' * 32}", "--trust", f"A.example={'AB' * 32}")
+    rmb_relay.RmbRelayService(object(), parse(rmb_relay, *REGISTRY, "-m", "b.example", *trust))
 
 
 def test_the_key_of_a_relay_is_of_ed25519(tmp_path: Path) -> None:
