@@ -27,6 +27,8 @@ EXIT_INCOMPLETE: Final = 3
 _TRACEBACK: Final = "Traceback (most recent call last):\n"
 #: Most causes to follow from a Java exception.
 _CAUSES: Final = 10
+#: The year 10000, which Spark's functions of time do not reach.
+_END_OF_TIME_S: Final = 253_402_300_800
 _SUMMARY: Final = ("files", "in", "good", "dup", "corrupt", "missing", "batches")
 #: How the URL of a file begins: its scheme and, after two slashes, a host.
 _URL: Final = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):(?://(?P<host>[^/]*))?(?=/)")
@@ -47,6 +49,13 @@ def _local_path(context: click.Context, parameter: click.Parameter, value: str |
     if url["scheme"].lower() != "file" or url["host"]:
         raise click.BadParameter(f"{value}: this is written to a directory of this machine only", context, parameter)
     return value[url.end() :]
+
+
+def _time(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
+    """Refuse what is no time, and what Spark has no time for."""
+    if value is not None and not 0 <= value < _END_OF_TIME_S:
+        raise click.BadParameter(f"seconds since 1970 are wanted, up to the year 9999: {value:g}", context, parameter)
+    return value
 
 
 def _common(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -77,7 +86,9 @@ _report: Final[dict[str, Any]] = {
 }
 _ranks = click.option("--ranks", callback=_path, metavar="FILE", help="Write relay_ranks.json there; wants --key.")
 _key = click.option("--key", callback=_path, metavar="FILE", help="The operator's dmsg key, which signs the ranks.")
-_now = click.option("--now", type=float, metavar="SECONDS", help="End of the window of the ranks (Unix time).")
+_now = click.option(
+    "--now", type=float, callback=_time, metavar="SECONDS", help="End of the window of the ranks (Unix time)."
+)
 _strict = click.option("--strict", is_flag=True, help="End with 3 if lines are missing or a data check fails.")
 
 
@@ -164,6 +175,8 @@ def run(
 
         with console.timed("ingest", summary):
             summary.update(pipeline.ingest_stage(spark, landing, tables, console.progress))
+            if ranks is not None:
+                pipeline.demand_events(spark, tables)
         with console.timed("tables", summary):
             summary.update(pipeline.tables_stage(spark, tables, console.progress))
         with workers() as pool:
@@ -210,6 +223,7 @@ def make_tables(tables: str, strict: bool, **common: Any) -> None:
         from dmsg_logs import pipeline
 
         with console.timed("tables", summary):
+            pipeline.demand_events(spark, tables)
             summary.update(pipeline.tables_stage(spark, tables, console.progress))
 
     _work("dmsg-logs tables", work, strict, **common)

@@ -5,7 +5,6 @@ Each stage can be run alone and again; one that has nothing to do says so within
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -63,7 +62,8 @@ class NoEvents(LookupError):
 def demand_events(spark: SparkSession, tables: str) -> None:
     """Raise :class:`NoEvents` if nothing has been taken in at ``tables``.
 
-    Ranks of nothing would be a document without relays, and newer than the one in force.
+    Tables of nothing would look as if a mistyped path were right, and ranks of nothing would be a document without relays,
+    and newer than the one in force.
     """
     if not last_batch(spark, tables):
         raise NoEvents(f"no events have been taken in at {tables}")
@@ -105,6 +105,13 @@ def _told_until(events: DataFrame) -> float:
     return float(times[-2:][0]) if times else clock
 
 
+def _document(spark: SparkSession, ranks: str) -> dict[str, Any]:
+    try:
+        return scoring.parse_document(paths.read_text(spark, ranks))
+    except scoring.RanksError as error:
+        raise scoring.RanksError(f"{ranks}: {error}") from None
+
+
 def report_stage(
     spark: SparkSession,
     data: ReportData,
@@ -114,8 +121,9 @@ def report_stage(
     ranks: str | None,
 ) -> dict[str, Any]:
     """Write ``report.html`` and its pictures, PNG by name, into ``directory``; ``ranks`` is the path of a document to
-    show. ``data`` and ``pictures`` are made beforehand: drawing does not need Spark, which can work meanwhile."""
-    document = json.loads(paths.read_text(spark, ranks)) if ranks is not None else None
+    show; ``RanksError`` if it is another kind of file. ``data`` and ``pictures`` are made beforehand: drawing does not need
+    Spark, which can work meanwhile."""
+    document = _document(spark, ranks) if ranks is not None else None
     html = render(data, summary=summary, ranks=document)
     write_report(html, pictures, directory)
     return {"bytes": len(html.encode())}

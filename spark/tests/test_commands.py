@@ -111,6 +111,10 @@ def test_generate_then_run_and_run_again(tmp_path: Path) -> None:
         ["ranks", "--tables", "t", "--ranks", "r", "--key", ""],
         ["report", "--tables", "t", "--report", "s3a://bucket/report"],
         ["report", "--tables", "t", "--report", "file://another/report"],
+        *(
+            ["ranks", "--tables", "t", "--ranks", "r", "--key", "k", f"--now={now}"]
+            for now in ("nan", "inf", "-1", "1e12")
+        ),
         ["no-such-command"],
     ],
 )
@@ -193,7 +197,10 @@ def test_an_error_of_java_says_what_it_is_about(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("not a directory")
-    result = _in_session(monkeypatch, _Lent(spark), "tables", "--tables", f"{tmp_path}/file")
+    (tmp_path / "landing").mkdir()
+    (tmp_path / "landing" / "a.jsonl").write_text("{}\n")
+    arguments = ("--landing", f"{tmp_path}/landing", "--tables", f"{tmp_path}/file")
+    result = _in_session(monkeypatch, _Lent(spark), "ingest", *arguments)
     assert result.exit_code == 1
     error = json.loads(result.stdout.splitlines()[-1])["error"]
     assert "Exception: " in error and f"{tmp_path}/file" in error and "calling" not in error
@@ -212,6 +219,29 @@ def test_ranks_of_tables_that_are_not_there_do_not_replace_those_there_are(
     error = json.loads(result.stdout.splitlines()[-1])["error"]
     assert f"no events have been taken in at {tmp_path}/mistyped" in error
     assert target.read_text() == "those there are" and not (tmp_path / "mistyped").exists()
+
+
+def test_tables_that_are_not_there_are_not_made_of_nothing(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = _in_session(monkeypatch, _Lent(spark), "tables", "--tables", f"{tmp_path}/mistyped")
+    assert result.exit_code == 1
+    error = json.loads(result.stdout.splitlines()[-1])["error"]
+    assert f"no events have been taken in at {tmp_path}/mistyped" in error and not list(tmp_path.iterdir())
+
+
+def test_a_run_over_an_empty_landing_zone_does_not_replace_the_ranks_there_are(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, target = _key_file(tmp_path / "operator.key"), tmp_path / "relay_ranks.json"
+    target.write_text("those there are")
+    (tmp_path / "landing").mkdir()
+    arguments = ("--landing", f"{tmp_path}/landing", "--tables", f"{tmp_path}/tables")
+    result = _in_session(monkeypatch, _Lent(spark), "run", *arguments, "--ranks", str(target), "--key", str(key))
+    assert result.exit_code == 1
+    error = json.loads(result.stdout.splitlines()[-1])["error"]
+    assert f"no events have been taken in at {tmp_path}/tables" in error
+    assert target.read_text() == "those there are" and not (tmp_path / "tables").exists()
 
 
 class _Thrown:

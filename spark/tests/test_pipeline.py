@@ -6,13 +6,16 @@ import json
 import os
 from pathlib import Path
 
+import pytest
 from event_rows import ALICE, OTHER_RELAY, RELAY, node_of
 from landing_files import START, LandingZone, line
 from pyspark.sql import SparkSession
 
 from dmsg_logs.ingest.batches import ingest
-from dmsg_logs.pipeline import ranks_stage
+from dmsg_logs.pipeline import ranks_stage, report_stage
+from dmsg_logs.ranks.document import RanksError
 from dmsg_logs.ranks.signing import SecretKey
+from dmsg_logs.report import ReportData
 
 HOUR_S = 3600.0
 
@@ -59,3 +62,23 @@ def test_a_relay_that_is_gone_for_good_does_not_hold_up_the_ranks(spark: SparkSe
     assert issued(f"{tmp_path}/gone") == START + 100 * HOUR_S
     log("down", 77, landed_h=77.1)
     assert issued(f"{tmp_path}/down") == START + 77 * HOUR_S
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ("[1]", "not an object"),
+        ('{"relays": 5}', "this is not version 1 of dmsg-relay-ranks"),
+        (line(), "this is not version 1 of dmsg-relay-ranks"),
+    ],
+)
+def test_a_report_shows_the_scores_of_a_document_of_ranks_only(
+    spark: SparkSession, tmp_path: Path, text: str, problem: str
+) -> None:
+    other = tmp_path / "other.json"
+    other.write_text(text)
+    with pytest.raises(RanksError, match=f"^{other}: {problem}"):
+        report_stage(spark, ReportData(), {}, f"{tmp_path}/report", None, str(other))
+    assert not (tmp_path / "report").exists()

@@ -37,7 +37,15 @@ from dmsg_logs.tables.transforms.rank_evidence import (
     relay_latency,
 )
 
-__all__ = ["Ranks", "RanksError", "compute_ranks", "ranks_document", "verify_document", "write_ranks"]
+__all__ = [
+    "Ranks",
+    "RanksError",
+    "compute_ranks",
+    "parse_document",
+    "ranks_document",
+    "verify_document",
+    "write_ranks",
+]
 
 FORMAT: Final = "dmsg-relay-ranks"
 VERSION: Final = 1
@@ -181,9 +189,7 @@ def verify_document(text: str | bytes, issuers: Collection[str], now: float) -> 
 
     :func:`dmsg_logs.ranks.scoring.effective` decides how much an old document still counts. Raises ``RanksError``.
     """
-    document = _parse(text)
-    if document.get("format") != FORMAT or type(document.get("version")) is not int or document["version"] != VERSION:
-        raise RanksError(f"this is not version {VERSION} of {FORMAT}")
+    document = parse_document(text)
     try:
         issuer = verify_document_signature(document)
     except SigningError as error:
@@ -257,6 +263,14 @@ def _foremost(scores: Mapping[str, RelayScore], told: Collection[str]) -> Mappin
 
 
 # --- the document ----------------------------------------------------------------------------------------------------
+
+
+def parse_document(text: str | bytes) -> dict[str, Any]:
+    """The members of a document of ranks, whoever signed it, and whatever they are; ``RanksError`` for other texts."""
+    document = _parse(text)
+    if document.get("format") != FORMAT or type(document.get("version")) is not int or document["version"] != VERSION:
+        raise RanksError(f"this is not version {VERSION} of {FORMAT}")
+    return document
 
 
 def _parse(text: str | bytes) -> dict[str, Any]:
