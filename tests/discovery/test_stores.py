@@ -470,7 +470,7 @@ async def test_an_evicted_key_goes_on_where_it_was(store_url: str, opened: Any, 
 async def test_where_no_entry_fits_a_new_one_is_refused(
     store_url: str, opened: Any, make_entry: Any, now_ns: int
 ) -> None:
-    store = opened(store_url, limits=StoreLimits(clients=0, relay_bytes=100))
+    store = opened(store_url, limits=StoreLimits(client_bytes=1, relay_bytes=100))
     await refused(StoreFull, store.put(make_entry("alice"), now_ns))
     await refused(StoreFull, store.put(make_entry("relay", address="10.0.0.1:80"), now_ns))
 

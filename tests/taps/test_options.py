@@ -76,6 +76,10 @@ def test_a_limit_with_which_no_client_would_be_served_is_refused_at_the_start(
     "option",
     [
         "store-limit-new-keys-burst",
+        "store-limit-clients",
+        "store-limit-client-bytes",
+        "store-limit-relays",
+        "store-limit-relay-bytes",
         "proof-limit-proof-burst",
         "proof-limit-relays",
         "proof-limit-concurrent",

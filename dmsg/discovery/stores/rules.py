@@ -66,8 +66,8 @@ _RATE_GROUPS: Final = 50_000
 class StoreLimits:
     """The limits of a store on times and numbers. A time to live of ``None`` means for ever, a rate of ``None`` no limit.
 
-    Raises ``ValueError`` for a time to live of 0 or of more than :data:`TTL_LIMIT_S`, for a rate of 0, and for a burst of less
-    than 1.
+    Raises ``ValueError`` for a time to live of 0 or of more than :data:`TTL_LIMIT_S`, for a rate of 0, and for a burst or room
+    for entries of less than 1.
     """
 
     #: How long an entry with a server half lives after it was posted, in seconds. Our servers post every minute, the
@@ -98,7 +98,7 @@ class StoreLimits:
     network_new_keys_burst: float = 4000.0
 
     def __post_init__(self) -> None:
-        check_limits(self)
+        check_limits(self, "clients", "client_bytes", "relays", "relay_bytes")
         for name in ("server_ttl_s", "client_ttl_s", "base_client_ttl_s", "tombstone_ttl_s"):
             if (getattr(self, name) or 0.0) > TTL_LIMIT_S:
                 raise ValueError(f"{name} must be at most 100 years")
