@@ -159,10 +159,9 @@ class _End:
             frames, used = split_frames(data)
             assert used == len(data)
             self.way += [data[start - HEADER_BYTES : end] for _, _, start, end in frames]
-            for stream in core.writable:
+            for stream in core.take_writable():
                 self.side_of(stream).blocked = False
                 assert stream.pending.size <= _CONFIG.resume_bytes
-            core.take_writable()
 
     def check(self, other: _End) -> None:
         """All counters are correct, and whoever was told a good end has received everything that he still wanted."""

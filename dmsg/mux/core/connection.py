@@ -172,11 +172,12 @@ class Connection(Core):
         return self._out.writable
 
     def take_writable(self) -> list[Stream]:
-        """Empty :attr:`writable` and give what was in it."""
+        """Empty :attr:`writable` and give what was in it, but for streams whose writer is to pause again by now."""
         streams = self._out.writable
-        if streams:
-            self._out.writable = []
-        return streams
+        if not streams:
+            return streams
+        self._out.writable = []
+        return [stream for stream in streams if not stream.blocked]
 
     def end(self, stream: Stream) -> None:
         """Half-close: nothing more will be written to ``stream``. Base streams have no half-close."""
@@ -187,7 +188,7 @@ class Connection(Core):
     def send_data(self, stream: Stream, data: bytes) -> bool:
         """Queue ``data``; ``True`` asks the writer to pause until the stream shows up in :attr:`writable`, or ends.
 
-        Once the peer's application has closed, the stream does not show up again: the peer would drop whatever is written.
+        Once the peer's application has closed, what waits is dropped, and the writer may go on.
         Raises ``Busy`` when the writer does not pause and more than ``pending_limit_bytes`` wait.
         """
         if stream.state is not StreamState.OPEN:

@@ -654,6 +654,22 @@ def test_a_writer_whose_data_the_peer_does_not_take_goes_on() -> None:
     assert not alice.stream.blocked and not alice.stream.pending.size
 
 
+def test_a_writer_that_may_go_on_but_has_written_too_much_again_stays_paused() -> None:
+    alice = Alice(secure_window_bytes=200, pause_bytes=100, resume_bytes=50)
+    alice.opened()
+    far = alice.far
+    assert far is not None
+    [*_, (_, _, proof)] = alice.sent()
+    far.receive_ack(proof)
+    assert alice.connection.send_data(alice.stream, bytes(10_000)), "it is to pause"
+    for _, _, payload in alice.sent():
+        far.receive_fwd(payload, 0, len(payload))
+    far.drop()
+    alice.say((ACK, alice.stream.id, far.take_ack()[HEADER_BYTES:]))
+    assert alice.connection.send_data(alice.stream, bytes(10_000)), "before it is told that it may go on"
+    assert alice.connection.take_writable() == [] and alice.stream.blocked
+
+
 def test_an_end_while_ours_is_on_its_way() -> None:
     alice = in_state("closing")
     assert alice.far is not None
