@@ -266,7 +266,7 @@ def _foremost(scores: Mapping[str, RelayScore], told: Collection[str]) -> Mappin
 
 
 def parse_document(text: str | bytes) -> dict[str, Any]:
-    """The members of a document of ranks, whoever signed it, and whatever they are; ``RanksError`` for other texts."""
+    """The members of a document of ranks. Neither signature nor members are checked. Raises ``RanksError`` for other texts."""
     document = _parse(text)
     if document.get("format") != FORMAT or type(document.get("version")) is not int or document["version"] != VERSION:
         raise RanksError(f"this is not version {VERSION} of {FORMAT}")

@@ -636,8 +636,8 @@ def test_what_comes_with_an_acknowledgement_for_a_closed_application_is_not_take
     assert far.was_cut
 
 
-def test_a_writer_whose_data_the_peer_does_not_take_goes_on() -> None:
-    """It may have to come to its end before its application reads what the peer still has to send."""
+def _not_taken() -> Alice:
+    """A client whose writer was to pause, and whose peer's application has then closed without taking the data."""
     alice = Alice(secure_window_bytes=200, pause_bytes=100, resume_bytes=50)
     alice.opened()
     far = alice.far
@@ -650,22 +650,18 @@ def test_a_writer_whose_data_the_peer_does_not_take_goes_on() -> None:
     assert alice.connection.take_writable() == []
     far.drop()
     alice.say((ACK, alice.stream.id, far.take_ack()[HEADER_BYTES:]))
+    return alice
+
+
+def test_a_writer_whose_data_the_peer_does_not_take_goes_on() -> None:
+    """It may have to come to its end before its application reads what the peer still has to send."""
+    alice = _not_taken()
     assert alice.connection.take_writable() == [alice.stream]
     assert not alice.stream.blocked and not alice.stream.pending.size
 
 
 def test_a_writer_that_may_go_on_but_has_written_too_much_again_stays_paused() -> None:
-    alice = Alice(secure_window_bytes=200, pause_bytes=100, resume_bytes=50)
-    alice.opened()
-    far = alice.far
-    assert far is not None
-    [*_, (_, _, proof)] = alice.sent()
-    far.receive_ack(proof)
-    assert alice.connection.send_data(alice.stream, bytes(10_000)), "it is to pause"
-    for _, _, payload in alice.sent():
-        far.receive_fwd(payload, 0, len(payload))
-    far.drop()
-    alice.say((ACK, alice.stream.id, far.take_ack()[HEADER_BYTES:]))
+    alice = _not_taken()
     assert alice.connection.send_data(alice.stream, bytes(10_000)), "before it is told that it may go on"
     assert alice.connection.take_writable() == [] and alice.stream.blocked
 
