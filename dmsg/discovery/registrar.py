@@ -15,6 +15,7 @@ from twisted.internet.interfaces import IReactorTime
 from dmsg.address import HostPort
 from dmsg.crypto.keys import PublicKey, SecretKey
 from dmsg.discovery.entry import BASE_VERSION, DMSG, MESSAGING, ClientPart, Entry, ServerPart, promises_security
+from dmsg.discovery.errors import DiscoveryUnavailable
 from dmsg.discovery.keeper import DEFAULT_PACE, EntryKeeper, Pace
 from dmsg.discovery.several import DiscoveryList
 from dmsg.discovery.wanted import Unmanaged, WantedEntry
@@ -36,6 +37,7 @@ class EntryPublisher:
         self.server: ServerPart | Unmanaged | None = Unmanaged.HALF
         self.protocol = DMSG
         self._registrar = registrar
+        self._waiting: set[Deferred[tuple[int, None]]] = set()  # for the entry
 
     @property
     def public_key(self) -> PublicKey:
@@ -72,12 +74,24 @@ class EntryPublisher:
     async def published(self) -> None:
         """Wait until the entry as it is wanted now (or later) is in discovery, or in one of several.
 
-        Raises ``DiscoveryUnavailable`` if the registrar is closed before that.
+        Raises ``DiscoveryUnavailable`` if this publisher or the registrar is closed before that.
         """
+        waiting = race([Deferred.fromCoroutine(one.published()) for one in self._registrar.keepers])
+        self._waiting.add(waiting)
         try:
-            await race([Deferred.fromCoroutine(one.published()) for one in self._registrar.keepers])
+            await waiting
         except FailureGroup as error:
+            if waiting not in self._waiting:
+                raise DiscoveryUnavailable("the registrar was closed") from None
             error.failures[0].raiseException()
+        finally:
+            self._waiting.discard(waiting)
+
+    def _end_waiting(self) -> None:
+        """Nothing is published for this service any more, although the registrar may go on for others."""
+        waiting, self._waiting = self._waiting, set()
+        for one in waiting:
+            one.cancel()
 
     async def close(self, *, withdraw: bool = False) -> None:
         """Publish nothing more for this service; the registrar ends with its last publisher.
@@ -86,6 +100,7 @@ class EntryPublisher:
         connections left. It tries that once, for at most :data:`~dmsg.discovery.keeper.WITHDRAW_TIMEOUT_S`; a failure is
         only logged.
         """
+        self._end_waiting()
         await self._registrar.leave(self, withdraw)
 
     def reopen(self) -> None:

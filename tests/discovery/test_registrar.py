@@ -1162,6 +1162,25 @@ async def test_a_service_that_comes_back_goes_on_though_the_others_end_before_it
 
 
 @pytest_twisted.ensureDeferred
+async def test_a_service_that_ends_waits_for_nothing_that_others_publish(world: World, keys: Any) -> None:
+    one, other = world.registrar.publisher(), world.registrar.publisher()
+    world.discovery.gate = defer.Deferred()
+    one.set_client(keys[:1])
+    other.set_client(keys[1:])
+    waiting = [defer.Deferred.fromCoroutine(each.published()) for each in (one, one, other)]
+    await one.close(withdraw=True)
+    assert [each.called for each in waiting] == [True, True, False]
+    for each in waiting[:2]:
+        with pytest.raises(DiscoveryUnavailable):
+            await each
+    world.discovery.gate.callback(None)
+    world.run(1)
+    await waiting[2]
+    assert (await world.stored()).delegated_servers == tuple(keys[1:])
+    await other.close()
+
+
+@pytest_twisted.ensureDeferred
 async def test_what_is_reopened_while_it_withdraws_is_published_in_the_end(world: World, keys: Any) -> None:
     world.registrar.set_client(keys[:1])
     world.run(1)

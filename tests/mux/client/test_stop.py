@@ -3,6 +3,7 @@ builds a protocol."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -20,10 +21,12 @@ from dmsg.clients.errors import ClientStopped
 from dmsg.crypto.keys import PublicKey, SecretKey
 from dmsg.discovery.entry import Entry
 from dmsg.discovery.errors import DiscoveryUnavailable
+from dmsg.discovery.registrar import EntryRegistrar
 from dmsg.glue.stream_transport import TransportLost
 from dmsg.interfaces import IAccessPolicy
 from dmsg.mux.core.e2e_negotiation import Security
 from dmsg.mux.core.wire import FrameType
+from dmsg.sansio.jitter import Jitter
 from dmsg.testing.memory import MemoryNetwork
 from dmsg.testing.network import LocalNetwork
 from dmsg.testing.probes import ConformanceProtocol
@@ -211,6 +214,26 @@ async def test_who_waits_for_its_entry_goes_on_to_wait_when_it_is_started_again_
         discovery.failure = None
         await network.wait(ready)
         assert bob.pool.sessions
+
+
+@pytest_twisted.ensureDeferred
+async def test_who_waits_for_its_entry_is_told_that_it_stops_although_another_client_goes_on_with_that_entry() -> None:
+    async with LocalNetwork(MemoryNetwork(), relays=2) as network:
+        discovery: Any = network.discovery
+        discovery.failure = DiscoveryUnavailable("it is away")
+        key, reactor = SecretKey(bytes(31) + b"\1"), network.reactor
+        entry = EntryRegistrar(discovery, key, clock=reactor, now_ns=network.now_ns, random=Jitter(os.urandom))
+        one, other = [network.new_client(key=key, servers=(relay,), publish=entry) for relay in network.pinned]
+        for client in (one, other):
+            client.startService()
+        await network.settle()
+        ready = [client.when_ready() for client in (one, other)]
+        assert one.pool.sessions and not ready[0].called
+        await network.wait(one.stopService())
+        with pytest.raises(ClientStopped):
+            await network.wait(ready[0])
+        discovery.failure = None
+        await network.wait(ready[1])
 
 
 @pytest.mark.parametrize("refuses", [False, True])
