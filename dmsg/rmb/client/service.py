@@ -187,14 +187,17 @@ class RmbClient(Service):
         return ensureDeferred(self._when_ready())
 
     async def _when_ready(self) -> None:
-        if self._failure is not None:
-            self._failure.raiseException()
-        if not self._is_ready and (self.running or not self._stopping):
-            await self._ready.wait()
-        while not self.exchange.relays.is_connected or self._stopping:
-            if self._stopping:
+        while True:
+            if self._failure is not None:
+                self._failure.raiseException()
+            if self._stopping and not self.running:
                 raise ClientStopped
-            await self.exchange.relays_change.wait()
+            if not self._is_ready:
+                await self._ready.wait()
+            elif self.exchange.relays.is_connected:
+                return
+            else:
+                await self.exchange.relays_change.wait()
 
     @property
     def twin(self) -> int:

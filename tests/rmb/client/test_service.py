@@ -812,6 +812,24 @@ def test_a_client_that_is_started_before_it_has_stopped_begins_then(world: Any, 
     assert len(relay.tokens) == 3
 
 
+def test_who_waits_for_a_relay_goes_on_to_wait_when_the_client_is_started_before_it_has_stopped(world: Any) -> None:
+    relay, service, caller = pair(world)
+    service.service("sleep")(sleep)
+    call = ensureDeferred(caller.call(SERVICE, "sleep", timeout=100))
+    world.settle()
+    relay.die()
+    world.settle()
+    ready = service.when_ready()
+    stopping = service.stopService()
+    service.startService()
+    world.settle(10.0)
+    assert stopping.called and not ready.called
+    relay.come_back()
+    world.result(ready, 31)
+    assert service.exchange.relays.is_connected
+    call.addErrback(lambda failure: failure.trap(CallRefused, CancelledError)).cancel()
+
+
 def test_a_client_that_is_stopped_again_before_it_has_begun_stays_stopped(world: Any) -> None:
     relay, service, caller = pair(world)
     service.service("sleep")(sleep)
