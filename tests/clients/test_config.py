@@ -137,7 +137,18 @@ async def test_the_shortest_frames_that_are_accepted_carry_data_with_acknowledge
 
 @pytest.mark.parametrize(
     "name",
-    ["connect_timeout_s", "backoff_first_s", "backoff_limit_s", "urgent_backoff_s", "probe_s", "calls", "handlers"],
+    [
+        *(
+            "connect_timeout_s",
+            "backoff_first_s",
+            "backoff_limit_s",
+            "urgent_backoff_s",
+            "probe_s",
+            "calls",
+            "handlers",
+        ),
+        *("calls_bytes", "answers", "answers_bytes", "relay_queue_bytes"),
+    ],
 )
 def test_a_client_of_the_bus_pauses_and_lets_calls_through(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} must be"):

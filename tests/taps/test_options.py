@@ -60,6 +60,7 @@ def _parsed(module: Any, *arguments: str, **environ: str) -> Any:
         (rmb_relay, ("half-open", "handshake-burst", "post-burst", "get-burst", "arrival-burst", "rate-addresses")),
         (discovery, ("get-burst", "total-post-burst", "rate-addresses", "concurrent-bodies")),
         (rmb_relay, ("sessions-per-twin", "token-lifetime-s", "page-envelopes")),
+        (rmb_relay, ("queued-total-bytes", "incoming-total-bytes", "pending-total-bytes")),
     ],
 )
 def test_a_limit_with_which_no_client_would_be_served_is_refused_at_the_start(

@@ -77,7 +77,11 @@ class RelayLimits(AdmissionLimits):
 
     def __post_init__(self) -> None:
         AdmissionLimits.__post_init__(self)
-        check_limits(self, "rate_addresses", "sessions_per_twin", "token_lifetime_s", "page_envelopes")
+        check_limits(
+            self,
+            *("rate_addresses", "sessions_per_twin", "token_lifetime_s", "page_envelopes"),
+            *("queued_total_bytes", "incoming_total_bytes", "pending_total_bytes"),
+        )
         # not the totals: a network has its own rate beside them
         check_rates(self, "posts_per_s_per_address", "gets_per_s_per_address", "arrivals_per_s_per_address")
         if not 0 < self.ping_after_s < self.dead_after_s:
