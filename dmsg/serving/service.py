@@ -107,6 +107,7 @@ class RelayService(Service, ABC):
         self._looked_at = reactor.seconds()
         self._listening: Waiters[IListeningPort] = Waiters()
         self._start_error: BaseException | None = None
+        self._starting: Deferred[None] = succeed(None)
         self._publishing = LoopingCall(self._publish)
         self._publishing.clock = reactor
         self._factory = RelayFactory(self.build_shell)

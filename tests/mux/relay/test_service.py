@@ -52,6 +52,19 @@ async def test_a_relay_that_does_not_run_is_stopped_and_one_that_stops_is_stoppe
     assert len(log.of(ServerStopped)) == 1
 
 
+def test_a_relay_may_be_stopped_as_soon_as_it_listens():
+    memory = MemoryNetwork()
+    server = DmsgRelay(memory, SecretKey.generate(), TCP4ServerEndpoint(memory, 7_000, interface="127.0.0.1"))
+    stopped = server.listening().addCallback(lambda _: server.stopService())
+    server.startService()
+    memory.advance(0)
+    assert stopped.called and not server.running and not memory.getDelayedCalls()
+    server.startService()
+    assert server.ready
+    server.stopService()
+    memory.advance(0)
+
+
 @pytest_twisted.ensureDeferred
 async def test_a_relay_that_is_started_twice_goes_on():
     """As one that a program starts, and then gives to a parent that runs."""
