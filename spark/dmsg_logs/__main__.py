@@ -176,7 +176,7 @@ def run(
         with console.timed("ingest", summary):
             summary.update(pipeline.ingest_stage(spark, landing, tables, console.progress))
             if ranks is not None:
-                pipeline.demand_events(spark, tables)
+                pipeline.demand_good_events(spark, tables)
         with console.timed("tables", summary):
             summary.update(pipeline.tables_stage(spark, tables, console.progress))
         with workers() as pool:
@@ -248,7 +248,7 @@ def make_ranks(tables: str, ranks: str, key: str, now: float | None, **common: A
         from dmsg_logs import pipeline
 
         with console.timed("ranks", summary):
-            pipeline.demand_events(spark, tables)
+            pipeline.demand_good_events(spark, tables)
             summary["ranks"] = pipeline.ranks_stage(spark, tables, ranks, secret, now)
 
     _work("dmsg-logs ranks", work, False, **common)

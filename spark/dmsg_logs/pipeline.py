@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from dmsg_logs.ingest.batches import ingest
-from dmsg_logs.ingest.store import last_batch, read_events
+from dmsg_logs.ingest.store import commits, last_batch, read_events
 from dmsg_logs.ranks import document as scoring
 from dmsg_logs.ranks.signing import SecretKey
 from dmsg_logs.report import ReportData, render, write_report
@@ -56,16 +56,24 @@ def tables_stage(spark: SparkSession, tables: str, progress: Progress | None = N
 
 
 class NoEvents(LookupError):
-    """No batch of events has been taken in yet, or the path of the tables is wrong."""
+    """No events have been taken in yet, or the path of the tables is wrong."""
 
 
 def demand_events(spark: SparkSession, tables: str) -> None:
-    """Raise :class:`NoEvents` if nothing has been taken in at ``tables``.
-
-    Tables of nothing would look as if a mistyped path were right, and ranks of nothing would be a document without relays,
-    and newer than the one in force.
+    """Raise :class:`NoEvents` if nothing has been taken in at ``tables``: tables of nothing would look as if a mistyped path
+    were right.
     """
     if not last_batch(spark, tables):
+        raise NoEvents(f"no events have been taken in at {tables}")
+
+
+def demand_good_events(spark: SparkSession, tables: str) -> None:
+    """Raise :class:`NoEvents` if no good line has been taken in at ``tables``.
+
+    Ranks of nothing would be a document without relays, and newer than the one in force. A mistyped landing zone may have
+    files of another kind, of which all lines are corrupt.
+    """
+    if not any(each.states.get("good", 0) for each in commits(spark, tables, of=())):
         raise NoEvents(f"no events have been taken in at {tables}")
 
 

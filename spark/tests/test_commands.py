@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 from pyspark.sql import SparkSession
 
 from dmsg_logs.__main__ import _text, main
+from dmsg_logs.ingest.store import Commit, commit_path
 from dmsg_logs.runtime import session
 
 _LINES = 1_000
@@ -242,6 +243,25 @@ def test_a_run_over_an_empty_landing_zone_does_not_replace_the_ranks_there_are(
     error = json.loads(result.stdout.splitlines()[-1])["error"]
     assert f"no events have been taken in at {tmp_path}/tables" in error
     assert target.read_text() == "those there are" and not (tmp_path / "tables").exists()
+
+
+@pytest.mark.parametrize("command", ["ranks", "run"])
+def test_ranks_of_corrupt_lines_alone_do_not_replace_those_there_are(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """As of a mistyped landing zone with files of another kind."""
+    key, target, tables = _key_file(tmp_path / "operator.key"), tmp_path / "relay_ranks.json", f"{tmp_path}/tables"
+    target.write_text("those there are")
+    commit = Path(commit_path(tables, 1))
+    commit.parent.mkdir(parents=True)
+    commit.write_text(Commit(1, "one", {"corrupt": 3}, [], []).to_json())
+    (tmp_path / "landing").mkdir()
+    landing = ("--landing", f"{tmp_path}/landing") if command == "run" else ()
+    arguments = (*landing, "--tables", tables, "--ranks", str(target), "--key", str(key))
+    result = _in_session(monkeypatch, _Lent(spark), command, *arguments)
+    assert result.exit_code == 1
+    assert f"no events have been taken in at {tables}" in json.loads(result.stdout.splitlines()[-1])["error"]
+    assert target.read_text() == "those there are"
 
 
 class _Thrown:
