@@ -10,6 +10,7 @@ import pytest
 import pytest_twisted
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.task import Clock, deferLater
+from twisted.logger import capturedLogs, formatEvent
 from zope.interface import implementer
 
 from dmsg.address import HostPort
@@ -518,6 +519,18 @@ async def test_a_store_that_fails_is_read_later(reactor: Any, memory_world: Worl
     world.store.failing = True
     await world.register(proofs, make_entry("relay", 1, address="20.0.0.1:80", available=0))
     assert await world.listed(proofs) == [], "now it is known that there is none"
+
+
+@sync
+async def test_why_the_store_cannot_be_read_at_the_start_is_logged_once(memory_world: World) -> None:
+    world = memory_world
+    world.store = Failing(random=random.Random(1))
+    with capturedLogs() as lines:
+        proofs = world.discovery()
+        await world.advance(60)
+        with pytest.raises(DiscoveryUnavailable):
+            await world.listed(proofs)
+    assert [formatEvent(line) for line in lines] == ["relays could not be read from the store: down"]
 
 
 @sync

@@ -85,7 +85,7 @@ class RelayProofs:
         self._timer: Any = None
         self._sync_timer: Any = None
         self._syncing: Deferred[None] | None = None
-        self._synced_once = self._has_read = False
+        self._synced_once = self._has_read = self._has_told = False
         self._started_at = 0.0
         self._waiters: Waiters[None] = Waiters()
         self._running = False
@@ -306,6 +306,9 @@ class RelayProofs:
     def _sync_failed(self, failure: Any) -> None:
         if not failure.check(CancelledError, DiscoveryError):
             self._log.failure("relays could not be read from the store", failure)
+        elif failure.check(DiscoveryError) and self.is_blind and not self._has_told:
+            self._has_told = True  # later failures of the store are told by the requests that need it
+            self._log.warn("relays could not be read from the store: {error}", error=failure.value)
 
     def _synced(self, outcome: Any) -> None:
         self._syncing = None
