@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import shutil
 import time
-from contextlib import suppress
 from typing import Any, Final
 
 import click
@@ -38,7 +37,7 @@ CONCURRENCY: Final = 8
 TIME_LIMIT_S: Final = 30.0
 #: The longest answer: an envelope has to hold it, with its addresses and signature.
 OUTPUT_LIMIT_BYTES: Final = MAX_ENVELOPE_BYTES - 4096
-#: While no relay is connected, the command says why, once in this many seconds.
+#: After so many seconds without a relay the command says why, and again when the reason is another one.
 PATIENCE_S: Final = 5.0
 #: Seconds between two attempts at a Redis that is away.
 RETRY_S: Final = 0.5
@@ -99,15 +98,24 @@ async def run_serve(
     config = RmbConfig(handlers=concurrency, waiting_requests=WAITING)
     async with network.client(reactor, session=None, config=config) as client:
         client.service(command)(server.handle)
-        while True:
-            with suppress(TimeoutError):
+        said: dict[str, str] = {}
+        since = "yet"
+        while True:  # until interrupted
+            try:
                 await client.when_ready().addTimeout(PATIENCE_S, reactor)
-                break
-            for url, problem in client.exchange.relays.problems().items():
-                text = f"not connected to {url} yet: {problem}"
-                tell_failed(network.out, CommandError(text, data={"relay": url}), text)
-        server.ready(client.twin)
-        await Deferred()  # until interrupted
+            except TimeoutError:
+                problems = client.exchange.relays.problems()
+                for url, problem in problems.items():
+                    if said.get(url) != problem:  # a relay may be away for days
+                        text = f"not connected to {url} {since}: {problem}"
+                        tell_failed(network.out, CommandError(text, data={"relay": url}), text)
+                said = problems
+                continue
+            if since == "yet":
+                server.ready(client.twin)
+                since = "any more"
+            said = {}
+            await deferLater(reactor, PATIENCE_S)
 
 
 def _split(program: str) -> list[str]:

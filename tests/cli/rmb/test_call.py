@@ -27,6 +27,7 @@ from dmsg.cli.rmb.call import read_payload, run_call
 from dmsg.cli.rmb.serve import run_serve
 from dmsg.glue.errors import RedisAway
 from dmsg.glue.redis import Taker
+from dmsg.rmb.client.relays import Relays
 from dmsg.rmb.core.limits import MAX_ENVELOPE_BYTES
 from dmsg.rmb.peer.commands import REPLY
 from dmsg.rmb.peer.redis import RedisLists
@@ -78,6 +79,29 @@ async def test_a_program_that_waits_for_a_relay_is_told_why_there_is_none(bus: A
     assert failed["message"].startswith(f"not connected to {bus.url} yet: ")
     assert "exit_code" not in failed and serving.errors.getvalue() == ""
     await deferLater(bus.reactor, 0)  # the command is not interrupted in the middle of its line
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_program_whose_session_another_one_takes_is_told_so_once(bus: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(serve, "PATIENCE_S", 0.1)
+    asked, real, looked_thrice = [], Relays.problems, Deferred[None]()
+
+    def problems(relays: Relays) -> dict[str, str]:
+        asked.append(relays)
+        if len(asked) == 3:
+            bus.reactor.callLater(0, looked_thrice.callback, None)
+        return real(relays)
+
+    monkeypatch.setattr(Relays, "problems", problems)
+    server = bus.twin(1)
+    first = bus.start(run_serve, "shout", "cat", key_file=server)
+    await first.out.wait_for(event="ready")
+    second = bus.start(run_serve, "shout", "cat", key_file=server)
+    failed = await first.out.wait_for(event="failed", relay=bus.url)
+    assert failed["message"].startswith(f"not connected to {bus.url} any more: closed by the relay with code ")
+    await looked_thrice
+    assert first.out.getvalue().count('"failed"') == 1
+    assert "failed" not in second.out.getvalue()
 
 
 @pytest_twisted.ensureDeferred
