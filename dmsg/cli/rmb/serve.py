@@ -111,10 +111,9 @@ async def run_serve(
                         tell_failed(network.out, CommandError(text, data={"relay": url}), text)
                 said = problems
                 continue
-            if since == "yet":
+            if said or since == "yet":
                 server.ready(client.twin)
-                since = "any more"
-            said = {}
+                said, since = {}, "any more"
             await deferLater(reactor, PATIENCE_S)
 
 

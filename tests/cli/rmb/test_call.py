@@ -105,6 +105,19 @@ async def test_a_program_whose_session_another_one_takes_is_told_so_once(bus: An
 
 
 @pytest_twisted.ensureDeferred
+async def test_a_program_whose_relay_comes_back_is_told_so(bus: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(serve, "PATIENCE_S", 0.1)
+    serving = bus.start(run_serve, "shout", "cat", key_file=bus.twin(1), json_lines=False)
+    await serving.errors.saw("shout is served by twin 1\n")
+    await bus.relay.stopService()
+    await serving.errors.saw(" any more: ")
+    serving.errors.seek(0)
+    serving.errors.truncate()
+    bus.relay.startService()
+    await serving.errors.saw("shout is served by twin 1\n")
+
+
+@pytest_twisted.ensureDeferred
 async def test_a_twin_may_call_itself(bus: Any) -> None:
     only = bus.twin(1)
     serving = bus.start(run_serve, "cat", "cat", key_file=only)
