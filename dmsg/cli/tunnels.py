@@ -33,6 +33,8 @@ MAX_PAIRS: Final = 900
 CONNECT_TIMEOUT_S: Final = 15.0
 
 _HOST_AND_PORT: Final = re.compile(r"(?:(?P<host>[\w.-]+):)?(?P<port>\d{1,5})", re.ASCII)
+#: The port of a Twisted client endpoint that connects to a host, whose colons are escaped.
+_PORT_OF_ENDPOINT: Final = re.compile(r"(?:tcp|tls|ssl):(?:[^:\\]|\\.)+:(?P<port>-?\d+)(?::.*)?", re.ASCII | re.DOTALL)
 
 Open = Callable[[], Coroutine[Any, Any, End]]
 
@@ -89,6 +91,9 @@ async def run_expose(
     except Exception as error:  # an endpoint parser may raise any exception
         meant = _meant(endpoint, "tcp:{host}:{port}", "tcp:127.0.0.1:22")
         raise CommandError(f"{endpoint!r} is not a client endpoint: {error}; {meant}", Exit.USAGE) from None
+    # Twisted finds this out at the first connection, and then says less
+    if (parts := _PORT_OF_ENDPOINT.fullmatch(endpoint)) and not 1 <= int(parts["port"]) <= 65535:
+        raise CommandError(f"{endpoint!r} is not a client endpoint: its port must be 1 to 65535", Exit.USAGE)
 
     async def connect() -> End:
         end = await target.connect(Factory.forProtocol(End)).addTimeout(CONNECT_TIMEOUT_S, reactor, _late)

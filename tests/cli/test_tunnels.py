@@ -331,6 +331,14 @@ async def test_what_is_not_an_endpoint_is_answered_with_one(bench, text, exposed
         await bench.run(run_forward, bench.key("peer")[0].public_key, text)
 
 
+@pytest.mark.parametrize("text", ["tcp:127.0.0.1:99999", r"tcp:\:\:1:65536:timeout=5", "tcp:localhost:0", "tcp:a:-5"])
+@pytest_twisted.ensureDeferred
+async def test_a_port_that_is_none_is_refused_before_a_connection_comes(bench, text):
+    with pytest.raises(CommandError, match=r"its port must be 1 to 65535$") as caught:
+        await bench.run(run_expose, text)
+    assert caught.value.exit is Exit.USAGE
+
+
 @pytest_twisted.ensureDeferred
 async def test_a_port_that_is_taken_is_told_in_one_line(bench):
     taken = await TCP4ServerEndpoint(bench.reactor, 0, interface="127.0.0.1").listen(Factory.forProtocol(Echo))

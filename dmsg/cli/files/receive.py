@@ -64,8 +64,10 @@ _log = Logger()
 @click.option("--once", is_flag=True, help="End when the first sender is done with its files, or one of them failed.")
 @click.option("--allow", metavar="PK", type=PUBLIC_KEY, multiple=True, help="Accept this sender only; may be repeated.")
 @click.option("--overwrite", is_flag=True, help="Replace files that are there already.")
-@click.option("--max-size", type=ValueType(SIZE), default=MAX_SIZE, show_default=True, help="Largest file accepted.")
-@click.option("--quota", type=ValueType(SIZE), default=QUOTA, show_default=True, help="What DIR may grow by meanwhile.")
+@click.option("--max-size", type=ValueType(SIZE, 1), default=MAX_SIZE, show_default=True, help="Largest file accepted.")
+@click.option(
+    "--quota", type=ValueType(SIZE, 1), default=QUOTA, show_default=True, help="What DIR may grow by meanwhile."
+)
 @click.option(
     "--keep-free",
     type=ValueType(SIZE),

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 import pytest_twisted
+from click.testing import CliRunner
 from twisted.internet.task import deferLater
 
 from dmsg.cli.channel import Channel, HalfOpenChannel, TransportBroken
 from dmsg.cli.exits import CommandError, Exit, exit_code
 from dmsg.cli.files.part_folder import FOLDER
 from dmsg.cli.files.parts import PartStore
-from dmsg.cli.files.receive import Rules, run_receive
+from dmsg.cli.files.receive import Rules, receive, run_receive
 from dmsg.cli.files.send import run_send
 from dmsg.cli.files.store import BLOCK_BYTES
 from dmsg.cli.files.talk import Conversation
@@ -783,3 +784,10 @@ def test_other_sizes_are_usage_errors(text):
 
     with pytest.raises(click.UsageError):
         ValueType(SIZE).convert(text, None, None)
+
+
+@pytest.mark.parametrize("option", ["--quota", "--max-size"])
+def test_a_receiver_that_could_take_nothing_is_a_usage_error(tmp_path, option):
+    result = CliRunner().invoke(receive, [str(tmp_path), option, "0"])
+    assert result.exit_code == Exit.USAGE
+    assert f"Invalid value for '{option}': must be at least 1, not '0'" in result.output
