@@ -282,7 +282,9 @@ class _World(World):
             while member.wants_write:
                 self.sent(member, member.data_to_send())
             assert not any(
-                flow for leg, flow in self.flows.items() if leg.member is member and leg not in self.lossy
+                flow
+                for leg, flow in self.flows.items()
+                if leg.member is member and leg not in self.lossy and (member, leg.id) not in self.reused
             ), "lost data"
             assert not self.control[member], "lost news"
             assert not any(count for (one, _), count in self.closes.items() if one is member), "lost ends"
