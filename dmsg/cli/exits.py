@@ -43,7 +43,7 @@ MEANINGS: Final[dict[Exit, str]] = {
     Exit.NOT_FOUND: "not found: no such entry",
     Exit.UNREACHABLE: "the peer, or every server, is unreachable",
     Exit.UNVERIFIED: "verification failed: a hash, a signature or an echo is wrong",
-    Exit.NO_DISCOVERY: "discovery is unavailable",
+    Exit.NO_DISCOVERY: "discovery, or the registry of twins, is unavailable",
     Exit.INTERRUPTED: "interrupted",
 }
 
