@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final
 
 from twisted.internet.defer import Deferred
 from zope.interface import implementer
 
 from dmsg.cli.exits import CommandError, Exit
+from dmsg.cli.outage import OutageWatch
+from dmsg.cli.output import Output
 from dmsg.cli.protocols import PROTOCOLS, Client, Settings, security_of
 from dmsg.clients.parts import ClientParts, http_discovery
 from dmsg.discovery.errors import DiscoveryError
@@ -35,10 +37,13 @@ async def open_discovery(settings: Settings, reactor: Any) -> AsyncIterator[Any]
 
 
 @asynccontextmanager
-async def open_client(settings: Settings, reactor: Any, *, listening: bool) -> AsyncIterator[Client]:
+async def open_client(
+    settings: Settings, reactor: Any, *, listening: bool, out: Output | None = None
+) -> AsyncIterator[Client]:
     """A running client, stopped in the end.
 
-    A ``listening`` client is published and connected before the block begins. Raises ``CommandError`` if it has fewer servers
+    A ``listening`` client is published and connected before the block begins. From then on ``out`` is told when all its
+    servers are gone, and when it has one again. Raises ``CommandError`` if it has fewer servers
     than it needs after :data:`CONNECT_TIMEOUT_S`, or the error of discovery. Any other client connects when it dials.
     """
     if settings.discovery is None and not settings.servers:
@@ -63,11 +68,25 @@ async def open_client(settings: Settings, reactor: Any, *, listening: bool) -> A
             if listening:
                 await _ready(client, events, reactor, max(1, settings.min_servers or 0))
             events.reasons = None
-            yield client
+            with _watched(client, events, reactor, out):
+                yield client
         finally:
             await client.stopService()
     finally:
         await parts.close()
+
+
+@contextmanager
+def _watched(client: Client, events: _Events, reactor: Any, out: Output | None) -> Iterator[None]:
+    if out is None:
+        yield
+        return
+    watch = OutageWatch(client.pool.sessions, lambda: events.last_failure, out, reactor)
+    watch.start()
+    try:
+        yield
+    finally:
+        watch.stop()
 
 
 async def _read_relays(source: Any) -> None:
@@ -120,13 +139,17 @@ class _Events:
     """Passes events on to ``log``, and remembers why sessions did not come up, for a command that got none.
 
     ``reasons`` is ``None`` once the command itself runs, so that they do not grow: a discovery may list other relays each time.
+    ``last_failure`` has the key of the server and the reason of the last one, at any time.
     """
 
     def __init__(self, log: IEventLog) -> None:
         self.reasons: dict[str, str] | None = {}
+        self.last_failure: tuple[str, str] | None = None
         self._log = log
 
     def emit(self, event: Event) -> None:
-        if self.reasons is not None and isinstance(event, SessionDown):
-            self.reasons[event.server] = event.reason
+        if isinstance(event, SessionDown):
+            self.last_failure = event.server, event.reason
+            if self.reasons is not None:
+                self.reasons[event.server] = event.reason
         self._log.emit(event)

@@ -88,7 +88,7 @@ async def run_echo(call: Invocation, reactor: Any, *, service: str = "") -> None
     """``dmsg echo``."""
     factory: Any = Factory.forProtocol(lambda: Echo(lambda transport: tell_opened(call.out, transport)))
     factory.noisy = False
-    async with open_client(call.settings, reactor, listening=True) as client:
+    async with open_client(call.settings, reactor, listening=True, out=call.out) as client:
         client.listen(factory, service)
         key = str(client.public_key)
         call.out.result({"event": "ready", "public_key": key}, key)

@@ -111,7 +111,7 @@ async def run_expose(
     limits = dataclasses.replace(call.settings.config.listener, open_transports=MAX_PAIRS)
     if idle_timeout_s is not None:
         limits = dataclasses.replace(limits, idle_timeout_s=idle_timeout_s)
-    async with open_client(call.settings, reactor, listening=True) as client:
+    async with open_client(call.settings, reactor, listening=True, out=call.out) as client:
         port = client.listen(
             pairs,
             service,

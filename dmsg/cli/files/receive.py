@@ -118,7 +118,7 @@ async def run_receive(
     service: str = "",
 ) -> None:
     """``dmsg receive``. With ``once`` it returns when the first sender is done, or fails as that sender did."""
-    async with open_client(call.settings, reactor, listening=True) as client:
+    async with open_client(call.settings, reactor, listening=True, out=call.out) as client:
         receiver = Receiver(call, reactor, rules, listed=bool(allow))
         policy = AllowKeys(allow) if allow else None
         port = client.listen(receiver, service, policy=policy, **security_of(call.settings))
