@@ -43,8 +43,8 @@ async def open_client(
     """A running client, stopped in the end.
 
     A ``listening`` client is published and connected before the block begins. From then on ``out`` is told when all its
-    servers are gone, and when it has one again. Raises ``CommandError`` if it has fewer servers
-    than it needs after :data:`CONNECT_TIMEOUT_S`, or the error of discovery. Any other client connects when it dials.
+    servers are gone, and when it has one again. Raises ``CommandError`` if it has fewer servers than it needs after
+    :data:`CONNECT_TIMEOUT_S`, or the error of discovery. Any other client connects when it dials.
     """
     if settings.discovery is None and not settings.servers:
         raise CommandError("give --discovery URL or --server PK@HOST:PORT", Exit.USAGE)

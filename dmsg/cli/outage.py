@@ -38,7 +38,8 @@ class OutageWatch:
 
     def stop(self) -> None:
         """Look no more."""
-        self._looking.stop()
+        if self._looking.running:  # not after an output that cannot be written
+            self._looking.stop()
 
     def _look(self) -> None:
         is_told = self._empty_looks > 1
