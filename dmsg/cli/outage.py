@@ -11,7 +11,7 @@ from twisted.internet.task import LoopingCall
 from dmsg.cli.exits import CommandError, Exit
 from dmsg.cli.output import Output, tell_failed
 
-#: Seconds between two looks at the sessions. A client that has had none at two looks is told to be cut off: most find another
+#: Seconds between two looks at the sessions. A client that has had none at two looks counts as cut off: most find another
 #: server in less.
 LOOK_S: Final = 5.0
 
