@@ -73,13 +73,19 @@ def publish(descriptor: int, part: str, name: LogFileName) -> str:
 
 
 def sync_directory(directory: str) -> None:
-    """Make the names in a directory survive a loss of power; silent if the directory is gone."""
+    """Make the names in a directory survive a loss of power; silent if the directory is gone, or cannot be synced.
+
+    Some file systems, such as the folders that a virtual machine shares with its host, sync files only.
+    """
     try:
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except FileNotFoundError:
+    except (FileNotFoundError, PermissionError):  # one that we may write to, and not list
         return
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+            raise
     finally:
         os.close(descriptor)
 

@@ -221,6 +221,20 @@ def test_folders_are_made_as_far_as_they_are_missing(tmp_path: Path) -> None:
     sync_directory(str(tmp_path / "gone"))
 
 
+def test_a_file_system_that_syncs_no_directories_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as a folder that a virtual machine shares with its host. What a disk says is told."""
+    codes = [errno.EINVAL, errno.EIO]
+
+    def fsync(descriptor: int) -> None:
+        code = codes.pop(0)
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    sync_directory(str(tmp_path))
+    with pytest.raises(OSError, match="Input/output error"):
+        sync_directory(str(tmp_path))
+
+
 @pytest.mark.parametrize("part", ["role=server", "role=server/date=2023-11-14", PLACE])
 @pytest.mark.parametrize("there", [True, False])
 def test_a_folder_that_is_a_link_is_refused(tmp_path: Path, part: str, there: bool) -> None:

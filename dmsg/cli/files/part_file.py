@@ -21,6 +21,7 @@ from dmsg.cli.files.names import local_name, second_name
 from dmsg.cli.files.part_folder import PartFolder
 from dmsg.cli.files.store import HashedFile
 from dmsg.cli.files.wire import TransferFailed
+from dmsg.eventlog.tree import sync_directory
 
 #: Files synced to the disk at a time.
 _SYNCS: Final = 8
@@ -52,8 +53,10 @@ class PartFile(HashedFile):
         self._may_reserve = True
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except OSError as error:
             self.close()
+            if not isinstance(error, BlockingIOError):  # a file system that knows no locks
+                raise
             raise TransferFailed("busy", name) from None
         status = os.fstat(self._descriptor)
         if not stat.S_ISREG(status.st_mode):
@@ -219,7 +222,8 @@ class PartFile(HashedFile):
 
 
 def publish(directory: Path, parts: Sequence[PartFile], names: list[str], *, overwrite: bool) -> None:
-    """Sync all parts and give them their names in ``directory``, which are added to ``names``. Raises ``OSError``."""
+    """Sync all parts and give them their names in ``directory``, which are added to ``names``. Raises ``OSError``, and
+    ``names`` are then of those that are on the disk."""
     if len(parts) > 1:
         for part in parts:
             part.begin_to_sync()
@@ -232,11 +236,11 @@ def publish(directory: Path, parts: Sequence[PartFile], names: list[str], *, ove
         for part in parts:
             names.append(part.give_name(overwrite=overwrite))
     finally:
-        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+            sync_directory(str(directory))
+        except OSError:
+            names.clear()  # they may not survive a loss of power
+            raise
 
 
 def _is_at(path: Path, status: os.stat_result) -> bool:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
 import os
 from pathlib import Path
+
+import pytest
 
 from dmsg.cli.files.disk import reserve
 from dmsg.cli.files.part_file import RESERVE_BYTES, PartFile
@@ -126,6 +130,38 @@ def test_a_file_is_on_the_disk_before_it_has_its_name_and_then_its_name_is(tmp_p
     part.publish(overwrite=False)
     part.close()
     assert steps == [str(path), "link", str(tmp_path)]
+
+
+def fail_for_directories(monkeypatch, code: int) -> None:
+    """Have the system refuse to sync directories."""
+    sync = os.fsync
+
+    def synced(descriptor: int) -> None:
+        if os.path.isdir(f"/proc/self/fd/{descriptor}"):
+            raise OSError(code, os.strerror(code))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", synced)
+
+
+def test_a_file_system_that_syncs_no_directories_will_do(tmp_path, monkeypatch):
+    """Such as a folder that a virtual machine shares with its host."""
+    fail_for_directories(monkeypatch, errno.EINVAL)
+    part, _ = begin(PartStore(tmp_path), 5)
+    part.append(b"whole")
+    assert part.publish(overwrite=False) == "a"
+    part.close()
+    assert (tmp_path / "a").read_bytes() == b"whole"
+
+
+def test_a_file_system_without_locks_is_not_called_busy(tmp_path, monkeypatch):
+    def flock(descriptor: int, operation: int) -> None:
+        if operation != fcntl.LOCK_UN:
+            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(OSError, match="No locks available"):
+        begin(PartStore(tmp_path), 5)
 
 
 def test_parts_that_are_removed_leave_no_descriptor_and_no_folder(tmp_path):

@@ -284,6 +284,25 @@ def test_those_that_had_their_names_when_the_disk_failed_are_told(tmp_path):
     assert [path.name for path in directory.iterdir()] == ["a"]
 
 
+@pytest_twisted.ensureDeferred
+async def test_files_whose_names_may_be_lost_are_refused(bench, inbox, monkeypatch):
+    """The directory cannot be synced, behind the names of all files."""
+    sync = os.fsync
+
+    def synced(descriptor: int) -> None:
+        if os.readlink(f"/proc/self/fd/{descriptor}") == str(inbox):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    _, peer = await receiver(bench, inbox)
+    talk = await talk_to(bench, peer)
+    await talk.channel.write(whole("a", b"x") + whole("b", b"y"))
+    with pytest.raises(TransferFailed) as caught:
+        await talk.expect(Done, 5)
+    assert caught.value.code == "storage"
+
+
 def test_who_waits_for_the_disk_is_told_when_it_takes_no_more(monkeypatch):
     """Nothing else would wake it: the thread that stores has stopped."""
     begun, said, interrupted, ended = [], [], [], []
