@@ -79,6 +79,7 @@ class StreamTransport(ABC, Generic[S]):
         self._peer_has_all = False  # whether it has acknowledged the end of our half
         self._told_of_ack = False  # whether a protocol was told that
         self._had_ended = False  # whether the application had ended its half when the stream was over
+        self._ended_in_order = False  # whether the stream ended so; what is written later does not count
         self._end_later: Callable[[], object] | None = None  # ends this side's half once the producer is done
         self._reason = connectionDone  # of the end, once it is known
 
@@ -195,7 +196,7 @@ class StreamTransport(ABC, Generic[S]):
 
     def unread_over(self) -> None:
         """The stream is over. For too long the application, which has more to write, has read none of the received data."""
-        if self.state is TransportState.ENDING and (self._writer.waits or not self._ended_in_order):
+        if self.state is TransportState.ENDING and (self._writer.waits or not self._reason.check(ConnectionDone)):
             self._count_as_loss()
             self._tell_soon()
 
@@ -306,6 +307,7 @@ class StreamTransport(ABC, Generic[S]):
         self._reason = reason
         if self._is_cut:
             self._count_as_loss()
+        self._ended_in_order = self._reason.check(ConnectionDone) is not None
         if self.disconnecting:
             self._tell_soon()
             return
@@ -374,14 +376,9 @@ class StreamTransport(ABC, Generic[S]):
 
     # --- inside ----------------------------------------------------------------------------------------------------
 
-    @property
-    def _ended_in_order(self) -> bool:
-        """Whether the reason of the end is an orderly close."""
-        return self._reason.check(ConnectionDone) is not None
-
     def _count_as_loss(self) -> None:
         """Make an orderly end a loss: something was written that the peer did not take. Another reason stays."""
-        if self._ended_in_order:
+        if self._reason.check(ConnectionDone):
             self._reason = Failure(TransportLost(self._cut_error()))
 
     def _not_taken(self) -> None:

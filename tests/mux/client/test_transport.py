@@ -852,6 +852,53 @@ async def test_an_application_that_writes_on_and_reads_slowly_gets_everything(co
     assert isinstance(pair.here.reason, error.ConnectionLost)  # what was written did not arrive
 
 
+@pytest.mark.parametrize("first", ["write", "register"])
+@pytest_twisted.ensureDeferred
+async def test_an_application_that_writes_on_while_its_producer_waits_gets_everything(connected, first):
+    """The end was in order, and stays so for the reader, although what is written after it makes it a loss."""
+    pair = await connected()
+    pair.there.on_data = None
+    pair.near.pauseProducing()
+    pieces = [bytes((number,)) * JOINED_BYTES for number in range(4)]
+    for piece in pieces:
+        pair.far.write(piece)
+        pair.settle()
+    pair.far.loseConnection()
+    pair.settle()
+    if first == "write":
+        pair.near.write(b"beat")
+    pair.near.registerProducer(Producer(), True)
+    pair.near.write(b"beat")
+    pair.here.on_data = lambda data: pair.near.pauseProducing()
+    for _ in pieces:
+        pair.clock.advance(LINGER_S - 1.0)
+        pair.near.resumeProducing()
+        pair.settle()
+    pair.near.resumeProducing()
+    pair.settle()
+    assert pair.here.received == b"".join(pieces)
+    assert isinstance(pair.here.reason, error.ConnectionLost)  # what was written did not arrive
+
+
+@pytest_twisted.ensureDeferred
+async def test_an_application_that_writes_on_while_its_producer_waits_and_never_reads_is_told_of_the_end(connected):
+    pair = await connected()
+    pair.near.pauseProducing()
+    pair.far.write(b"not read")
+    pair.settle()
+    pair.far.loseConnection()
+    pair.settle()
+    pair.near.write(b"beat")
+    pair.near.registerProducer(Producer(), True)
+    pair.clock.advance(LINGER_S - 1.0)
+    pair.settle()
+    assert pair.here.events == ["made"]
+    pair.clock.advance(1.0)
+    pair.settle()
+    assert isinstance(pair.here.reason, error.ConnectionLost)
+    assert pair.here.received == b""
+
+
 @pytest_twisted.ensureDeferred
 async def test_an_abort_shows_to_an_application_that_does_not_read_and_whose_producer_is_pulled(connected):
     pair = await connected()
