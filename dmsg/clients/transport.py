@@ -34,6 +34,8 @@ class Carrier(TypingProtocol):
 class RelayTransport(StreamTransport[S]):
     """One end of a stream over ``carrier``, from the address ``host`` to ``peer``."""
 
+    __slots__ = ("_carrier", "_has_left", "_host", "_peer", "accept_ms")
+
     def __init__(self, carrier: Carrier, stream: S, host: DmsgAddress, peer: DmsgAddress) -> None:
         super().__init__(stream, carrier.connection, carrier.flush_soon, carrier.clock)
         #: Time from the request to the peer's answer, at the initiator; 0 at the other side.

@@ -55,6 +55,10 @@ class StreamTransport(ABC, Generic[S]):
     the protocol has a half-close, :meth:`end_received` and :meth:`end_acked`.
     """
 
+    __slots__ = ("_clock", "_connection", "_deadlines", "_end_later", "_ended_in_order", "_flush_soon", "_had_ended", "_inbox",
+                 "_is_cut", "_paused", "_peer_has_all", "_pump_scheduled", "_reason", "_told_of_ack", "_writer", "on_over",
+                 "protocol", "state", "stream")  # fmt: skip
+
     def __init__(
         self,
         stream: S,
@@ -466,8 +470,7 @@ class StreamTransport(ABC, Generic[S]):
 
     def _drop_unread(self) -> None:
         while self._inbox:  # the application reads no more, but the peer waits for the acknowledgement
-            data = self._inbox.popleft()
-            if data:
+            if data := self._inbox.popleft():
                 self.stream.drop()
                 if self._connection.consumed(self.stream, len(data)):
                     self._flush_soon()

@@ -75,6 +75,8 @@ class DmsgTransport(RelayTransport[Stream], StreamOwner):
     (:ref:`spec-resumption`).
     """
 
+    __slots__ = ("_grace", "_resume_error", "attempts", "ended_by", "move_rate", "path", "search", "token")
+
     _carrier: Link
 
     def __init__(self, link: Link, stream: Stream, host: DmsgAddress, peer: DmsgAddress) -> None:
