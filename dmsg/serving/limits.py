@@ -92,7 +92,8 @@ class ServingLimits(AdmissionLimits):
     bytes_per_s: float = 0.0
 
     def __post_init__(self) -> None:
-        """Raise ``ValueError`` as for strangers, and for numbers of transports and requests that let none through."""
+        """Raise ``ValueError`` as for strangers, and for numbers of transports and requests, or times, that let none through."""
         AdmissionLimits.__post_init__(self)
+        check_more_than_zero(self, "request_timeout_s", "queue_stall_timeout_s")
         check_limits(self, "transports_per_connection", "unanswered_per_target", "pending_requests")
         check_rates(self, "requests_per_s", "stranger_requests_per_s", "pair_requests_per_s", "known_requests_per_s")

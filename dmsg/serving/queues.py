@@ -172,7 +172,7 @@ class Queues(Generic[L]):
                 self.limit_time(queue, now)
             else:
                 found[queue] = None
-        while self._waiting:
+        for _ in range(len(self._waiting)):  # each once, however short the timeout is
             member, deadline = next(iter(self._waiting.items()))
             if deadline > now:
                 break

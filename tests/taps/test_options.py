@@ -85,6 +85,7 @@ def test_a_limit_with_which_no_client_would_be_served_is_refused_at_the_start(
         "proof-limit-relays",
         "proof-limit-concurrent",
         "proof-limit-resolving",
+        "proof-limit-sync-relays",
     ],
 )
 def test_the_same_holds_for_limits_of_discoverys_store_and_proofs(option: str) -> None:
@@ -100,6 +101,9 @@ def test_the_same_holds_for_limits_of_discoverys_store_and_proofs(option: str) -
         (discovery, ("store-limit-server-ttl-s", "store-limit-client-ttl-s", "store-limit-base-client-ttl-s")),
         (discovery, ("events-rotate-s", "events-rotate-bytes")),
         (rmb_relay, ("limit-handshake-timeout-s", "limit-ping-after-s")),
+        (server, ("limit-request-timeout-s", "limit-queue-stall-timeout-s")),
+        (messaging_server, ("limit-request-timeout-s", "limit-queue-stall-timeout-s")),
+        (rmb_relay, ("limit-slow-consumer-timeout-s",)),
     ],
 )
 def test_a_time_of_0_in_which_nothing_could_be_done_is_refused_at_the_start(

@@ -53,5 +53,5 @@ class ProofLimits:
         if min(self.interval_s, self.timeout_s, self.sync_s, self.retry_first_s) <= 0:
             raise ValueError("times of proofs must be more than 0 (list_unproven switches proofs off)")
         check_limits(self, "failures_per_address", "failures_per_network", "failures_per_source", "relays")
-        check_limits(self, "concurrent", "relays_per_network", "resolving", "resolving_per_source")
+        check_limits(self, "concurrent", "relays_per_network", "resolving", "resolving_per_source", "sync_relays")
         check_rates(self, "proofs_per_s")

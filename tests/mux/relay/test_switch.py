@@ -787,6 +787,17 @@ def test_queue_over_the_soft_limit_ends_the_transport_after_a_time_without_progr
     assert bench.switch.next_timeout() is None
 
 
+def test_a_time_that_is_too_short_for_the_clock_ends_what_waits_and_holds_nothing_up() -> None:
+    bench = Bench(queue_stall_timeout_s=1e-15)
+    assert bench.now + 1e-15 == bench.now
+    alice, bob = bench.connect(ALICE, BOB)
+    alice.transport(2, bob)
+    bob.member.pause()
+    alice.say(FWD, 2, data(1_000))
+    [event] = bench.wait(1.0)
+    assert event.reason == CloseReason.SLOW_CONSUMER
+
+
 def test_a_transport_that_is_stuck_in_both_directions_is_closed_once() -> None:
     bench = Bench(queue_soft_bytes=1_000, slow_consumer_timeout_s=10.0)
     alice, bob = bench.connect(ALICE, BOB)
