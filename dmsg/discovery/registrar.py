@@ -76,6 +76,8 @@ class EntryPublisher:
 
         Raises ``DiscoveryUnavailable`` if this publisher or the registrar is closed before that.
         """
+        if self._registrar.has_left(self):  # the keepers may go on for others
+            raise DiscoveryUnavailable("the registrar is closed")
         waiting = race([Deferred.fromCoroutine(one.published()) for one in self._registrar.keepers])
         self._waiting.add(waiting)
         try:
@@ -155,6 +157,10 @@ class EntryRegistrar(EntryPublisher):
         if publisher not in self._publishers:
             self._publishers.append(publisher)
         self._want()
+
+    def has_left(self, publisher: EntryPublisher) -> bool:
+        """Whether ``publisher`` was closed, and not reopened since."""
+        return publisher in self._left
 
     async def leave(self, publisher: EntryPublisher, withdraw: bool) -> None:
         """See :meth:`EntryPublisher.close`."""

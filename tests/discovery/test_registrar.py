@@ -1170,12 +1170,13 @@ async def test_a_service_that_ends_waits_for_nothing_that_others_publish(world: 
     waiting = [defer.Deferred.fromCoroutine(each.published()) for each in (one, one, other)]
     await one.close(withdraw=True)
     assert [each.called for each in waiting] == [True, True, False]
-    for each in waiting[:2]:
+    waiting.insert(2, defer.Deferred.fromCoroutine(one.published()))
+    for each in waiting[:3]:
         with pytest.raises(DiscoveryUnavailable):
             await each
     world.discovery.gate.callback(None)
     world.run(1)
-    await waiting[2]
+    await waiting[3]
     assert (await world.stored()).delegated_servers == tuple(keys[1:])
     await other.close()
 
