@@ -104,11 +104,12 @@ async def run_serve(
             try:
                 await client.when_ready().addTimeout(PATIENCE_S, reactor)
             except TimeoutError:
-                problems = client.exchange.relays.problems()
+                problems = client.problems()
                 for url, problem in problems.items():
                     if said.get(url) != problem:  # a relay may be away for days
-                        text = f"not connected to {url} {since}: {problem}"
-                        tell_failed(network.out, CommandError(text, data={"relay": url}), text)
+                        text = f"not connected to {url} {since}: {problem}" if url else problem
+                        data = {"relay": url} if url else {"reason": "RegistryError"}
+                        tell_failed(network.out, CommandError(text, data=data), text)
                 said = problems
                 continue
             if said or since == "yet":

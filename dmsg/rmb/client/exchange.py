@@ -139,6 +139,8 @@ class Exchange:
         self.address = SessionAddress(0, session)
         #: Fires whenever a relay is connected or lost.
         self.relays_change: Waiters[None] = Waiters()
+        #: What asks the registry for our twin, once it does.
+        self.introduction: Introduction | None = None
         self._clock = reactor
         self._key = key
         self._publish = publish
@@ -195,7 +197,7 @@ class Exchange:
     async def _find(self) -> None:
         ours = EncryptionKey(self._key.secret)
         hosts = () if isinstance(self._publish, bool) else self._publish
-        introduction = Introduction(
+        self.introduction = introduction = Introduction(
             self._clock,
             self._key,
             self._registry,
@@ -215,9 +217,8 @@ class Exchange:
                 self._is_published = True
             self._publishing.addErrback(_not_published)
         encryption = ours if self._is_published else None
-        plain = self._allow_plain
-        self._sender = Sender(self.address, self._key, encryption, self._random, allow_plain=plain)
-        self._receiver = Receiver(self.address, encryption, self._is_awaited_of_relays, allow_plain=plain)
+        self._sender = Sender(self.address, self._key, encryption, self._random, allow_plain=self._allow_plain)
+        self._receiver = Receiver(self.address, encryption, self._is_awaited_of_relays, allow_plain=self._allow_plain)
 
     def connect(self) -> None:
         """Begin to connect to the relays, which then send what they have stored for us. Call it after :meth:`find`."""

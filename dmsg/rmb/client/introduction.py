@@ -45,8 +45,8 @@ class Introduction:
         self._hosts = parse_relays(format_relays(hosts))
         self._places = places
         self._uniform = uniform
-        #: The last problem that was logged.
-        self._problem = ""
+        #: Why the registry has not done what was asked last, for people; "" if it has, or nothing has failed yet.
+        self.problem = ""
 
     async def find(self) -> Twin:
         """Our twin; raises :class:`~dmsg.rmb.client.errors.NoTwin` if the registry has none with our key."""
@@ -61,6 +61,7 @@ class Introduction:
             else:
                 if twin is None:
                     raise NoTwin
+                self.problem = ""
                 return twin
 
     async def publish(self, twin: Twin) -> None:
@@ -77,11 +78,12 @@ class Introduction:
                 failures += 1
                 await self._rest("our twin is not published yet: {error}", error, failures)
             else:
+                self.problem = ""
                 return
 
     async def _rest(self, text: str, error: RegistryError, failures: int) -> None:
         problem = str(error)
-        if failures == 1 or problem != self._problem:  # log a problem once, because a registry may be away for days
-            self._problem = problem
+        if failures == 1 or problem != self.problem:  # log a problem once, because a registry may be away for days
+            self.problem = problem
             _log.warn(text, error=error)
         await deferLater(self._clock, _PAUSES.pause_s(failures, self._uniform))

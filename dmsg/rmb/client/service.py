@@ -199,6 +199,17 @@ class RmbClient(Service):
             else:
                 await self.exchange.relays_change.wait()
 
+    def problems(self) -> dict[str, str]:
+        """Why :meth:`when_ready` still waits, for people: the problem of each relay by its URL, that of the registry under "".
+
+        No relay is tried before the registry has our twin and our key.
+        """
+        introduction = self.exchange.introduction
+        registry = introduction.problem if introduction is not None else ""
+        if not self._is_ready:
+            return {"": registry or "the registry of twins: no answer yet"}
+        return self.exchange.relays.problems() | ({"": registry} if registry else {})
+
     @property
     def twin(self) -> int:
         """The number of our twin; 0 until it is known."""

@@ -27,10 +27,14 @@ from dmsg.cli.rmb.call import read_payload, run_call
 from dmsg.cli.rmb.serve import run_serve
 from dmsg.glue.errors import RedisAway
 from dmsg.glue.redis import Taker
+from dmsg.rmb.client import introduction
 from dmsg.rmb.client.relays import Relays
 from dmsg.rmb.core.limits import MAX_ENVELOPE_BYTES
 from dmsg.rmb.peer.commands import REPLY
 from dmsg.rmb.peer.redis import RedisLists
+from dmsg.rmb.twins.errors import RegistryError
+from dmsg.rmb.twins.table import SqliteRegistry
+from dmsg.sansio.backoff import Backoff
 from dmsg.testing.process import free_port
 
 from ...rmb.peer.conftest import RedisProcess
@@ -78,6 +82,35 @@ async def test_a_program_that_waits_for_a_relay_is_told_why_there_is_none(bus: A
     failed = await serving.out.wait_for(event="failed", relay=bus.url)
     assert failed["message"].startswith(f"not connected to {bus.url} yet: ")
     assert "exit_code" not in failed and serving.errors.getvalue() == ""
+    await deferLater(bus.reactor, 0)  # the command is not interrupted in the middle of its line
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_program_that_waits_for_the_registry_is_told_so_once_and_not_of_relays(
+    bus: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(serve, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(introduction, "_PAUSES", Backoff(0.1, 0.1))
+    real, answers, is_asked = SqliteRegistry.find, Deferred[None](), 0
+
+    async def find(registry: SqliteRegistry, account: bytes) -> int | None:
+        nonlocal is_asked
+        is_asked += 1
+        if is_asked == 1:
+            await answers
+        if is_asked < 4:
+            raise RegistryError("unavailable", "the disk is away")
+        return await real(registry, account)
+
+    monkeypatch.setattr(SqliteRegistry, "find", find)
+    serving = bus.start(run_serve, "shout", "cat", key_file=bus.twin(1))
+    no_answer = await serving.out.wait_for(event="failed")
+    assert no_answer["message"] == "the registry of twins: no answer yet"
+    answers.callback(None)
+    await serving.out.wait_for(event="ready")
+    told = [one["message"] for one in serving.out.objects() if one["event"] == "failed"]
+    assert told[:2] == [no_answer["message"], "the registry of twins: unavailable (the disk is away)"]
+    assert len(told) == len(set(told))
     await deferLater(bus.reactor, 0)  # the command is not interrupted in the middle of its line
 
 
