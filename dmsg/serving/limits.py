@@ -33,10 +33,13 @@ class AdmissionLimits:
     #: How long a stopping relay lets open transports go on.
     drain_timeout_s: float = 10.0
 
-    def __post_init__(self) -> None:
-        """Raise ``ValueError`` for a burst, a rate, a number of handshakes or clients, or a time, that lets nothing through."""
+    def __post_init__(self, *times: str) -> None:
+        """Raise ``ValueError`` for a burst, a rate, a number of handshakes or clients, or a time, that lets nothing through.
+
+        ``times`` names further such times, of a subclass.
+        """
         check_limits(self, "half_open", "half_open_per_address", "connections", "connections_per_address")
-        check_more_than_zero(self, "first_byte_timeout_s", "handshake_timeout_s")
+        check_more_than_zero(self, "first_byte_timeout_s", "handshake_timeout_s", *times)
         check_rates(self, "handshakes_per_s_per_address", "handshakes_per_s_per_network", "handshakes_per_s")
 
 
@@ -93,7 +96,6 @@ class ServingLimits(AdmissionLimits):
 
     def __post_init__(self) -> None:
         """Raise ``ValueError`` as for strangers, and for numbers of transports and requests, or times, that let none through."""
-        AdmissionLimits.__post_init__(self)
-        check_more_than_zero(self, "request_timeout_s", "queue_stall_timeout_s")
+        AdmissionLimits.__post_init__(self, "request_timeout_s", "queue_stall_timeout_s")
         check_limits(self, "transports_per_connection", "unanswered_per_target", "pending_requests")
         check_rates(self, "requests_per_s", "stranger_requests_per_s", "pair_requests_per_s", "known_requests_per_s")

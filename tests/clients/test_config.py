@@ -147,7 +147,7 @@ async def test_the_shortest_frames_that_are_accepted_carry_data_with_acknowledge
             "calls",
             "handlers",
         ),
-        *("calls_bytes", "answers", "answers_bytes", "relay_queue_bytes"),
+        *("calls_bytes", "answers", "answers_bytes", "relay_queue_bytes", "replaced_pause_s"),
     ],
 )
 def test_a_client_of_the_bus_pauses_and_lets_calls_through(name: str) -> None:

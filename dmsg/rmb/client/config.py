@@ -50,7 +50,7 @@ class RmbConfig:
     def __post_init__(self) -> None:
         """Raise ``ValueError`` for no time to connect, for no pause, and for limits that let no call or request through."""
         check_more_than_zero(self, "connect_timeout_s", "backoff_first_s", "backoff_limit_s", "urgent_backoff_s")
-        check_more_than_zero(self, "probe_s", "call_timeout_s")
+        check_more_than_zero(self, "replaced_pause_s", "probe_s", "call_timeout_s")
         check_limits(
             self, "calls", "calls_bytes", "answers", "answers_bytes", "relay_queue_bytes", "handlers", "lookups"
         )

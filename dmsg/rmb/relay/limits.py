@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from dmsg.http.rates import FairRate, Rate, SharedRate
 from dmsg.rmb.core.limits import MAX_TOKEN_LIFETIME_S
-from dmsg.sansio.rate import check_limits, check_more_than_zero, check_rates
+from dmsg.sansio.rate import check_limits, check_rates
 from dmsg.serving.limits import AdmissionLimits
 
 
@@ -76,13 +76,12 @@ class RelayLimits(AdmissionLimits):
     rate_addresses: int = 16_384
 
     def __post_init__(self) -> None:
-        AdmissionLimits.__post_init__(self)
+        AdmissionLimits.__post_init__(self, "slow_consumer_timeout_s")
         check_limits(
             self,
             *("rate_addresses", "sessions_per_twin", "token_lifetime_s", "page_envelopes"),
             *("queued_total_bytes", "incoming_total_bytes", "pending_total_bytes"),
         )
-        check_more_than_zero(self, "slow_consumer_timeout_s")
         # not the totals: a network has its own rate beside them
         check_rates(self, "posts_per_s_per_address", "gets_per_s_per_address", "arrivals_per_s_per_address")
         if not 0 < self.ping_after_s < self.dead_after_s:
