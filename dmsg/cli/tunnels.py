@@ -33,8 +33,10 @@ MAX_PAIRS: Final = 900
 CONNECT_TIMEOUT_S: Final = 15.0
 
 _HOST_AND_PORT: Final = re.compile(r"(?:(?P<host>[\w.-]+):)?(?P<port>\d{1,5})", re.ASCII)
-#: The port of a Twisted client endpoint that connects to a host, whose colons are escaped.
-_PORT_OF_ENDPOINT: Final = re.compile(r"(?:tcp|tls|ssl):(?:[^:\\]|\\.)+:(?P<port>-?\d+)(?::.*)?", re.ASCII | re.DOTALL)
+#: The port of a Twisted client endpoint that connects to a host, whose colons are escaped. Both may have their names before them.
+_PORT_OF_ENDPOINT: Final = re.compile(
+    r"(?:tcp|tls|ssl):(?:(?:[^:\\]|\\.)+:|(?=port=))(?:port=)?(?P<port>-?\d+)(?::.*)?", re.ASCII | re.DOTALL
+)
 
 Open = Callable[[], Coroutine[Any, Any, End]]
 

@@ -331,7 +331,13 @@ async def test_what_is_not_an_endpoint_is_answered_with_one(bench, text, exposed
         await bench.run(run_forward, bench.key("peer")[0].public_key, text)
 
 
-@pytest.mark.parametrize("text", ["tcp:127.0.0.1:99999", r"tcp:\:\:1:65536:timeout=5", "tcp:localhost:0", "tcp:a:-5"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("tcp:127.0.0.1:99999", r"tcp:\:\:1:65536:timeout=5", "tcp:localhost:0", "tcp:a:-5"),
+        *("tcp:host=127.0.0.1:port=99999", "tcp:port=0:host=127.0.0.1"),
+    ],
+)
 @pytest_twisted.ensureDeferred
 async def test_a_port_that_is_none_is_refused_before_a_connection_comes(bench, text):
     with pytest.raises(CommandError, match=r"its port must be 1 to 65535$") as caught:
