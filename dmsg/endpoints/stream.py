@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Generic, cast
 
-from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
+from twisted.internet.defer import CancelledError, Deferred, ensureDeferred, fail
 from twisted.internet.error import CannotListenError, ConnectError, ConnectingCancelledError, NoProtocol
 from twisted.internet.interfaces import (
     IAddress,
@@ -72,43 +73,53 @@ class ClientEndpoint(Generic[C]):
         connected.
         """
 
+        is_attached = False
+
+        def attach(transport: Transport) -> IProtocol:
+            nonlocal is_attached
+            is_attached = True
+            return _attach(transport, protocolFactory, connecting)
+
         def cancel(connecting: Deferred[IProtocol]) -> None:
             dialing.cancel()
             if not connecting.called:  # the call comes from the factory or the protocol, and _attach looks at it next
                 connecting.errback(self._cancelled())
 
         def pass_on(result: IProtocol | Failure) -> None:
-            if not connecting.called:
-                connecting.callback(cast(IProtocol, result))
-            elif isinstance(result, Failure):
-                result.trap(ConnectingCancelledError)
+            try:
+                if not connecting.called:
+                    connecting.callback(cast(IProtocol, result))
+                elif isinstance(result, Failure):
+                    result.trap(ConnectingCancelledError)
+            finally:
+                if not is_attached:  # a program may have begun to connect again meanwhile, with the same factory
+                    protocolFactory.doStop()
 
+        try:
+            protocolFactory.doStart()
+        except BaseException:  # an application may raise anything
+            return fail()
         connecting: Deferred[IProtocol] = Deferred(cancel)
-        dialing = ensureDeferred(self._connect(protocolFactory, connecting))
+        dialing = ensureDeferred(self._connect(attach))
         dialing.addBoth(pass_on)
         return connecting
 
     def _cancelled(self) -> ConnectingCancelledError:
         return ConnectingCancelledError(cast(IAddress, self.address))
 
-    async def _connect(self, factory: IProtocolFactory, connecting: Deferred[IProtocol]) -> IProtocol:
-        factory.doStart()
-        transport: Transport | None = None
+    async def _connect(self, attach: Callable[[Transport], IProtocol]) -> IProtocol:
         try:
             client, left_s = await self._acquire()
             try:
                 address = self.address
                 transport = await client.dial(address.public_key, address.service, timeout_s=left_s, **self._how)
-                return _attach(transport, factory, connecting)
+                return attach(transport)
             finally:
                 self._source.release()
         except DialError as error:
             raise DmsgConnectError(error) from error
         except CancelledError:
             raise self._cancelled() from None
-        finally:
-            if transport is None:
-                factory.doStop()
 
     async def _acquire(self) -> tuple[C, float | None]:
         """The client, and the time left for the dial: a previous client with the same key may have to stop first."""

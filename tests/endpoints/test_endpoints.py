@@ -12,7 +12,7 @@ from twisted.application.internet import StreamServerEndpointService
 from twisted.application.service import MultiService, Service
 from twisted.internet import error
 from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
-from twisted.internet.endpoints import clientFromString, connectProtocol, serverFromString
+from twisted.internet.endpoints import TCP4ClientEndpoint, clientFromString, connectProtocol, serverFromString
 from twisted.internet.interfaces import IListeningPort, IReactorCore, IStreamClientEndpoint, IStreamServerEndpoint
 from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import deferLater
@@ -242,7 +242,41 @@ async def test_the_factory_of_a_connect_is_started_and_stopped(reactor):
         assert factory.numPorts == 0
         with pytest.raises(DialError):
             await DmsgClientEndpoint(alice, ABSENT).connect(factory)
+        await network.settle()
         assert factory.numPorts == 0
+
+
+@pytest.mark.parametrize("network", ["dmsg", "tcp"])
+@pytest_twisted.ensureDeferred
+async def test_a_factory_that_connects_again_as_soon_as_that_has_failed_is_not_stopped_between(reactor, network):
+    calls = []
+
+    class Kept(Factory):
+        noisy = False
+
+        def startFactory(self) -> None:
+            calls.append("start")
+
+        def stopFactory(self) -> None:
+            calls.append("stop")
+
+    async def try_twice(endpoint: IStreamClientEndpoint) -> None:
+        factory = Kept()
+        for _ in range(2):
+            with pytest.raises(error.ConnectError):
+                await endpoint.connect(factory)
+            calls.append("failed")
+        await deferLater(reactor, 0)
+        assert calls == ["start", "failed", "failed", "stop"]
+
+    if network == "tcp":
+        port = reactor.listenTCP(0, Factory(), interface="127.0.0.1")
+        number = port.getHost().port
+        await port.stopListening()
+        await try_twice(TCP4ClientEndpoint(reactor, "127.0.0.1", number))
+    else:
+        async with LocalNetwork(reactor, relays=1, discovery="http") as local:
+            await try_twice(DmsgClientEndpoint(await local.client(), ABSENT))
 
 
 @pytest.mark.parametrize("problem", ["none", "raises"])
