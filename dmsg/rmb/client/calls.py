@@ -45,10 +45,12 @@ class Call(Generic[T]):
         if len(self._refused) < _REFUSED_NOTED:
             self._refused.append(reason)
 
-    def timed_out(self, timeout_s: float, problems: Mapping[str, str]) -> CallError:
-        """The error for a call without an answer after ``timeout_s``; ``problems`` are those of the relays."""
+    def timed_out(self, timeout_s: float, problems: Mapping[str, str], unfound: str) -> CallError:
+        """The error for a call without an answer after ``timeout_s``. ``problems`` are those of the relays; ``unfound`` is why
+        the registry has not given or taken our own twin, "" if it has, or has not answered.
+        """
         if self.parcel is None:
-            return RegistryFailed(self.target, f"no answer within {timeout_s:g} s")
+            return RegistryFailed(self.target, unfound or f"no answer within {timeout_s:g} s")
         if not self.parcel.relays:
             return NotConnected(self.target, problems)
         relays = tuple(dict.fromkeys(one.url for one in self.parcel.relays))

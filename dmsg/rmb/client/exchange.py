@@ -197,14 +197,9 @@ class Exchange:
     async def _find(self) -> None:
         ours = EncryptionKey(self._key.secret)
         hosts = () if isinstance(self._publish, bool) else self._publish
+        places = self.relays.places()
         self.introduction = introduction = Introduction(
-            self._clock,
-            self._key,
-            self._registry,
-            ours.public_key,
-            hosts=hosts,
-            places=self.relays.places(),
-            uniform=self._uniform,
+            self._clock, self._key, self._registry, ours.public_key, hosts=hosts, places=places, uniform=self._uniform
         )
         twin = await introduction.find()
         self.address = self.address._replace(twin=twin.id)
@@ -263,9 +258,7 @@ class Exchange:
         call = self._calls.begin(envelope.uid, target, len(envelope.plain))
         call.work = work = ensureDeferred(self._request(envelope, call, timeout_s, once))
         try:
-            return await work.addTimeout(
-                timeout_s, self._clock, lambda *_: Failure(call.timed_out(timeout_s, self.relays.problems()))
-            )
+            return await work.addTimeout(timeout_s, self._clock, lambda *_: self._timed_out(call, timeout_s))
         except CancelledError:
             if call.parcel is None and call.answer.called:  # stopped while its twin was looked up
                 return await call.answer
@@ -288,6 +281,10 @@ class Exchange:
         call.parcel.too_long = partial(self._request_too_long, envelope.uid, len(data))
         self.relays.post(call.parcel)
         return await call.answer
+
+    def _timed_out(self, call: Call[Accepted], timeout_s: float) -> Failure:
+        unfound = self.introduction.reason if self.introduction is not None and self._sender is None else ""
+        return Failure(call.timed_out(timeout_s, self.relays.problems(), unfound))
 
     def _request_too_long(self, uid: str, size_bytes: int) -> None:
         call = self._calls.get(uid)

@@ -45,8 +45,9 @@ class Introduction:
         self._hosts = parse_relays(format_relays(hosts))
         self._places = places
         self._uniform = uniform
-        #: Why the registry has not done what was asked last, for people; "" if it has, or nothing has failed yet.
-        self.problem = ""
+        #: Why the registry has not done what was asked last, for people and as :attr:`RegistryError.reason`; "" if it has, or
+        #: nothing has failed yet.
+        self.problem = self.reason = ""
 
     async def find(self) -> Twin:
         """Our twin; raises :class:`~dmsg.rmb.client.errors.NoTwin` if the registry has none with our key."""
@@ -61,7 +62,7 @@ class Introduction:
             else:
                 if twin is None:
                     raise NoTwin
-                self.problem = ""
+                self.problem = self.reason = ""
                 return twin
 
     async def publish(self, twin: Twin) -> None:
@@ -78,12 +79,12 @@ class Introduction:
                 failures += 1
                 await self._rest("our twin is not published yet: {error}", error, failures)
             else:
-                self.problem = ""
+                self.problem = self.reason = ""
                 return
 
     async def _rest(self, text: str, error: RegistryError, failures: int) -> None:
         problem = str(error)
         if failures == 1 or problem != self.problem:  # log a problem once, because a registry may be away for days
-            self.problem = problem
+            self.problem, self.reason = problem, error.reason
             _log.warn(text, error=error)
         await deferLater(self._clock, _PAUSES.pause_s(failures, self._uniform))

@@ -200,13 +200,14 @@ async def test_programs_run_beside_each_other_but_not_too_many(bus: Any, tmp_pat
     assert first.out.objects()[0]["data"] == "met"
 
 
+@pytest.mark.parametrize("altered", [1, 2])
 @pytest_twisted.ensureDeferred
-async def test_a_call_of_a_twin_whose_row_was_altered_is_not_verified(bus: Any) -> None:
+async def test_a_call_of_or_by_a_twin_whose_row_was_altered_is_not_verified(bus: Any, altered: int) -> None:
     caller = bus.twin(1)
     bus.twin(2)
     with closing(sqlite3.connect(bus.registry_file, isolation_level=None)) as table:
-        table.execute("UPDATE twins SET relays = 'evil.example' WHERE id = 2")
-    error = await refused(bus.run(run_call, 2, "x", b"", key_file=caller))
+        table.execute("UPDATE twins SET relays = 'evil.example' WHERE id = ?", (altered,))
+    error = await refused(bus.run(run_call, 2, "x", b"", key_file=caller, timeout_s=0.5))
     assert error.exit == Exit.UNVERIFIED and "altered" in str(error)
 
 
