@@ -12,7 +12,7 @@ import pytest
 
 from dmsg.cli.files.disk import reserve
 from dmsg.cli.files.part_file import RESERVE_BYTES, PartFile
-from dmsg.cli.files.parts import KEPT_S, PARTS_PER_SENDER, PartStore
+from dmsg.cli.files.parts import KEPT_S, PARTS_PER_SENDER, PartStore, SmallFile
 
 MIB = 1 << 20
 SENDER = "02" * 33
@@ -154,14 +154,35 @@ def test_a_file_system_that_syncs_no_directories_will_do(tmp_path, monkeypatch):
     assert (tmp_path / "a").read_bytes() == b"whole"
 
 
-def test_a_file_system_without_locks_is_not_called_busy(tmp_path, monkeypatch):
+def know_no_locks(monkeypatch) -> None:
+    """Have the system refuse locks, as Lustre does by default."""
+
     def flock(descriptor: int, operation: int) -> None:
-        if operation != fcntl.LOCK_UN:
-            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    with pytest.raises(OSError, match="No locks available"):
+
+
+def test_a_file_system_without_locks_is_not_called_busy(tmp_path, monkeypatch):
+    know_no_locks(monkeypatch)
+    with pytest.raises(OSError, match="not implemented"):
         begin(PartStore(tmp_path), 5)
+
+
+def test_offers_leave_nothing_behind_on_a_file_system_without_locks(tmp_path, monkeypatch):
+    """Nothing would ever remove them there, because that takes the lock. What an earlier transfer has brought stays."""
+    store, content = PartStore(tmp_path), b"x"
+    part, _ = begin(store, 5)
+    part.append(b"half")
+    part.close()
+    know_no_locks(monkeypatch)
+    for name in "abc":
+        with pytest.raises(OSError, match="not implemented"):
+            store.open(SENDER, name)
+        small = SmallFile(name, content, hashlib.sha256(content).hexdigest(), 0.0)
+        names, problem = store.keep_small(SENDER, [small], overwrite=False, admit=lambda size: None)
+        assert (names, type(problem)) == ([], OSError)
+    assert [one.read_bytes() for one in store.folder.iterdir()] == [b"half"]
 
 
 def test_parts_that_are_removed_leave_no_descriptor_and_no_folder(tmp_path):
