@@ -15,7 +15,7 @@ from dmsg.crypto.keys import PublicKey, Random
 from dmsg.errors import Attempt, DialError
 from dmsg.messaging.core.errors import ChannelRefused, NoFreeChannel
 from dmsg.mux.core.errors import Busy, RateLimited
-from dmsg.sansio.backoff import Backoff
+from dmsg.sansio.backoff import SHORTEST_PAUSE_S, Backoff
 from dmsg.sansio.jitter import Jitter
 
 #: Dials under way at a time: half of the unanswered requests that a relay allows a client.
@@ -63,16 +63,25 @@ class Redialer:
         self._is_away = False
 
     async def dial(self) -> Transport:
-        """An open transport. Raises the last ``DialError``; cancelling gives up."""
+        """An open transport. Cancelling gives up.
+
+        Raises the last ``DialError``. If that dial began late, and was cut short because the time was over, it says only that:
+        then it raises the one before.
+        """
         give_up_at = self._clock.seconds() + self._timeout_s
         lost_at: float | None = None
+        before: DialError | None = None
         failures = 0
         while True:
+            left_s = give_up_at - self._clock.seconds()
             try:
                 transport = await self._dial_once(give_up_at)
             except DialError as error:
                 failures += 1
                 wait_s, now = PAUSES.pause_s(failures, self._uniform), self._clock.seconds()
+                if before is not None and left_s < self._timeout_s / 2 and now + SHORTEST_PAUSE_S >= give_up_at:
+                    raise before from None
+                before = error
                 if error.is_unanswered:
                     lost_at = None  # the peer may have moved long ago: its time begins when discovery answers
                 elif lost_at is None and error.may_have_moved:

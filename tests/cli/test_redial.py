@@ -202,6 +202,42 @@ def test_a_peer_that_is_away_is_not_looked_for_because_discovery_has_no_answer()
     assert stage.outcomes[2] is error and not stage.clock.getDelayedCalls()
 
 
+def cut_short(timeout_s):
+    late = SessionTimeout("the dial", timeout_s)
+    return DialError(str(PEER), [Attempt("discovery", "", timeout_s * 1000, "timeout", late)])
+
+
+@pytest.mark.parametrize(("at_s", "told"), [(9.9, "before"), (3.0, "last")])
+def test_a_dial_that_is_cut_short_because_the_time_is_over_does_not_hide_why_the_one_before_failed(at_s, told):
+    """One that had most of the time does: the peer was busy at first, and later nothing answered."""
+    stage = Stage()
+    stage.start()
+    stage.client.dials[0].callback("open")
+    stage.start()
+    stage.clock.advance(at_s - 0.1)
+    reasons = {"before": unanswered(), "last": cut_short(10.0 - at_s)}
+    stage.client.dials[1].errback(reasons["before"])
+    stage.clock.advance(0.1)
+    assert stage.client.timeouts[2] == pytest.approx(10.0 - at_s)
+    stage.clock.advance(10.0 - at_s)
+    stage.client.dials[2].errback(reasons["last"])
+    assert stage.outcomes == ["open", reasons[told]]
+    assert not stage.clock.getDelayedCalls()
+
+
+def test_what_a_late_dial_says_before_the_time_is_over_is_told():
+    stage = Stage()
+    stage.start()
+    stage.client.dials[0].callback("open")
+    stage.start()
+    stage.clock.advance(9.0)
+    stage.client.dials[1].errback(unanswered())
+    stage.clock.advance(0.1)
+    said = failure(AccessDenied("", by="peer"))
+    stage.client.dials[2].errback(said)
+    assert stage.outcomes == ["open", said]
+
+
 def test_a_peer_that_says_no_has_not_moved():
     stage = Stage()
     stage.start()
