@@ -122,10 +122,12 @@ async def _ready(client: Client, events: _Events, reactor: Any, wanted: int) -> 
             why = f": {problem}" if problem else ""  # while discovery is silent, nothing has failed yet
             raise CommandError(f"the entry could not be published in discovery{why}", Exit.NO_DISCOVERY)
         reasons = {server: reason for server, reason in (events.reasons or {}).items() if server not in up}
-        tried = "; ".join(f"{server[:12]}… {reason}" for server, reason in reasons.items())
+        why = "; ".join(f"{server[:12]}… {reason}" for server, reason in reasons.items())
+        if not up and not why:
+            why = client.pool.problem  # none was even tried
         found = f"{len(up)} of {wanted} servers" if up else "no server"
         raise CommandError(
-            f"{found} within {timeout_s:g} s" + (f": {tried}" if tried else ""),
+            f"{found} within {timeout_s:g} s" + (f": {why}" if why else ""),
             Exit.UNREACHABLE,
             {"servers": reasons},
         )

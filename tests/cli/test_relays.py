@@ -10,7 +10,7 @@ import pytest_twisted
 from click.testing import CliRunner
 
 from dmsg.cli.commands import group
-from dmsg.cli.exits import Exit, describe, exit_code
+from dmsg.cli.exits import CommandError, Exit, describe, exit_code
 from dmsg.cli.ping import run_echo
 from dmsg.crypto.keys import PublicKey, SecretKey, write_key_file
 from dmsg.relays.choice import RelaysMode
@@ -129,3 +129,15 @@ async def test_a_preferred_list_that_is_missing_stops_nothing(bench, tmp_path, o
     peer = PublicKey.parse((await bench.start(run_echo).ready())["public_key"])
     entry = await bench.network.discovery.get_entry(peer)
     assert entry.client.delegated_servers == (bench.pinned[0].public_key,)
+
+
+@pytest.mark.parametrize("bench", ["http"], indirect=True)
+@pytest_twisted.ensureDeferred
+async def test_a_command_without_a_list_and_without_a_server_says_why(bench, tmp_path, operator, monkeypatch):
+    monkeypatch.setattr("dmsg.cli.client.CONNECT_TIMEOUT_S", 0.2)
+    given(bench, tmp_path / "none.json", operator, RelaysMode.PREFER)
+    await bench.network.stop_relay(bench.relays[0])
+    with pytest.raises(CommandError) as caught:
+        await bench.run(run_echo)
+    assert caught.value.exit is Exit.UNREACHABLE
+    assert str(caught.value) == "no server within 0.2 s: discovery knows no server with room"
