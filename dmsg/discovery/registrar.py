@@ -36,6 +36,8 @@ class EntryPublisher:
         #: The server half, if the service is a relay, and the protocol of that relay.
         self.server: ServerPart | Unmanaged | None = Unmanaged.HALF
         self.protocol = DMSG
+        #: Whether it was closed, and not reopened since.
+        self.has_left = False
         self._registrar = registrar
         self._waiting: set[Deferred[tuple[int, None]]] = set()  # for the entry
 
@@ -76,7 +78,7 @@ class EntryPublisher:
 
         Raises ``DiscoveryUnavailable`` if this publisher or the registrar is closed before that.
         """
-        if self._registrar.has_left(self):  # the keepers may go on for others
+        if self.has_left:  # the keepers may go on for others
             raise DiscoveryUnavailable("the registrar is closed")
         waiting = race([Deferred.fromCoroutine(one.published()) for one in self._registrar.keepers])
         self._waiting.add(waiting)
@@ -102,6 +104,7 @@ class EntryPublisher:
         connections left. It tries that once, for at most :data:`~dmsg.discovery.keeper.WITHDRAW_TIMEOUT_S`; a failure is
         only logged.
         """
+        self.has_left = True  # before any that waits can wait again
         self._end_waiting()
         await self._registrar.leave(self, withdraw)
 
@@ -142,7 +145,6 @@ class EntryRegistrar(EntryPublisher):
         ]
         self._wanted = WantedEntry()
         self._publishers: list[EntryPublisher] = []
-        self._left: set[EntryPublisher] = set()
 
     def publisher(self, version: str = BASE_VERSION) -> EntryPublisher:
         """A publisher for one service, which promises ``version``; the entry has the highest promise of all services."""
@@ -152,19 +154,14 @@ class EntryRegistrar(EntryPublisher):
 
     def changed(self, publisher: EntryPublisher) -> None:
         """``publisher`` wants something else."""
-        if publisher in self._left:
+        if publisher.has_left:
             return
         if publisher not in self._publishers:
             self._publishers.append(publisher)
         self._want()
 
-    def has_left(self, publisher: EntryPublisher) -> bool:
-        """Whether ``publisher`` was closed, and not reopened since."""
-        return publisher in self._left
-
     async def leave(self, publisher: EntryPublisher, withdraw: bool) -> None:
         """See :meth:`EntryPublisher.close`."""
-        self._left.add(publisher)
         if publisher in self._publishers:
             self._publishers.remove(publisher)
             if self._publishers:
@@ -175,8 +172,8 @@ class EntryRegistrar(EntryPublisher):
 
     def rejoin(self, publisher: EntryPublisher) -> None:
         """See :meth:`EntryPublisher.reopen`."""
-        if publisher in self._left:
-            self._left.remove(publisher)
+        if publisher.has_left:
+            publisher.has_left = False
             publisher.relays, publisher.server = None, Unmanaged.HALF
             self._publishers.append(publisher)  # before it sets anything: the registrar must not end with others
             for keeper in self.keepers:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import random
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -1159,6 +1161,41 @@ async def test_a_service_that_comes_back_goes_on_though_the_others_end_before_it
     assert (await world.stored()).delegated_servers == tuple(keys[:2])
     await one.close(withdraw=True)
     assert (await world.stored()).delegated_servers == ()
+
+
+@pytest_twisted.ensureDeferred
+async def test_services_that_have_ended_are_forgotten_while_others_go_on(world: World, keys: Any) -> None:
+    """Such as clients that a program makes for one dial each."""
+    other = world.registrar.publisher()
+    other.set_client(keys[:1])
+    ended = []
+    for _ in range(3):
+        one = world.registrar.publisher()
+        one.set_client(keys)
+        await one.close()
+        ended.append(weakref.ref(one))
+    del one
+    gc.collect()
+    assert [each() for each in ended] == [None] * 3
+    await other.close()
+
+
+@pytest_twisted.ensureDeferred
+async def test_one_that_waits_again_for_a_service_that_ends_is_told_again(world: World, keys: Any) -> None:
+    one, other = world.registrar.publisher(), world.registrar.publisher()
+    other.set_client(keys[:1])
+
+    async def published() -> None:
+        with pytest.raises(DiscoveryUnavailable):
+            await one.published()
+        await one.published()
+
+    waiting = defer.Deferred.fromCoroutine(published())
+    await one.close()
+    assert waiting.called
+    with pytest.raises(DiscoveryUnavailable):
+        await waiting
+    await other.close()
 
 
 @pytest_twisted.ensureDeferred

@@ -16,7 +16,6 @@ _REMEMBERED: Final = {
     "Backpressure._held_bytes": "a limit, in fact",
     "ClientRecord._seen": "the relays that there was a session with",
     "EntryKeeper._signatures": "posts that may yet be found in discovery; limited",
-    "EntryRegistrar._left": "the entry that is taken back",
     "EntryRegistrar.keepers": "one for each kind of entry, from the beginning",
     "RateLimiterTable._buckets": "what addresses have used up of their rates",
     "RelayScores._measured": "how far relays are",
