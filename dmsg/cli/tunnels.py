@@ -33,9 +33,13 @@ MAX_PAIRS: Final = 900
 CONNECT_TIMEOUT_S: Final = 15.0
 
 _HOST_AND_PORT: Final = re.compile(r"(?:(?P<host>[\w.-]+):)?(?P<port>\d{1,5})", re.ASCII)
-#: The port of a Twisted client endpoint that connects to a host, whose colons are escaped. Both may have their names before them.
+#: The port of a Twisted client endpoint that connects to a host: named, or the first or second of what has no name. Other named
+#: arguments may stand before it. Colons in arguments are escaped.
+_ARGUMENT: Final = r"(?:[^:\\]|\\.)*:"
 _PORT_OF_ENDPOINT: Final = re.compile(
-    r"(?:tcp|tls|ssl):(?:(?:[^:\\]|\\.)+:|(?=port=))(?:port=)?(?P<port>-?\d+)(?::.*)?", re.ASCII | re.DOTALL
+    rf"(?:tcp|tls|ssl):(?:(?:{_ARGUMENT})*port=|(?:\w+={_ARGUMENT})*(?:{_ARGUMENT})?(?:\w+={_ARGUMENT})*)"
+    r"(?P<port>-?\d+)(?::.*)?",
+    re.ASCII | re.DOTALL,
 )
 
 Open = Callable[[], Coroutine[Any, Any, End]]

@@ -336,6 +336,7 @@ async def test_what_is_not_an_endpoint_is_answered_with_one(bench, text, exposed
     [
         *("tcp:127.0.0.1:99999", r"tcp:\:\:1:65536:timeout=5", "tcp:localhost:0", "tcp:a:-5"),
         *("tcp:host=127.0.0.1:port=99999", "tcp:port=0:host=127.0.0.1"),
+        *("tcp:host=127.0.0.1:timeout=5:port=99999", "tcp:timeout=5:127.0.0.1:99999", "tcp:127.0.0.1:timeout=5:99999"),
     ],
 )
 @pytest_twisted.ensureDeferred
