@@ -33,14 +33,6 @@ MAX_PAIRS: Final = 900
 CONNECT_TIMEOUT_S: Final = 15.0
 
 _HOST_AND_PORT: Final = re.compile(r"(?:(?P<host>[\w.-]+):)?(?P<port>\d{1,5})", re.ASCII)
-#: The port of a Twisted client endpoint that connects to a host: named, or the first or second of what has no name. Other named
-#: arguments may stand before it. Colons in arguments are escaped.
-_ARGUMENT: Final = r"(?:[^:\\]|\\.)*:"
-_PORT_OF_ENDPOINT: Final = re.compile(
-    rf"(?:tcp|tls|ssl):(?:(?:{_ARGUMENT})*port=|(?:\w+={_ARGUMENT})*(?:{_ARGUMENT})?(?:\w+={_ARGUMENT})*)"
-    r"(?P<port>-?\d+)(?::.*)?",
-    re.ASCII | re.DOTALL,
-)
 
 Open = Callable[[], Coroutine[Any, Any, End]]
 
@@ -98,7 +90,7 @@ async def run_expose(
         meant = _meant(endpoint, "tcp:{host}:{port}", "tcp:127.0.0.1:22")
         raise CommandError(f"{endpoint!r} is not a client endpoint: {error}; {meant}", Exit.USAGE) from None
     # Twisted finds this out at the first connection, and then says less
-    if (parts := _PORT_OF_ENDPOINT.fullmatch(endpoint)) and not 1 <= int(parts["port"]) <= 65535:
+    if not 1 <= _port_of(endpoint) <= 65535:
         raise CommandError(f"{endpoint!r} is not a client endpoint: its port must be 1 to 65535", Exit.USAGE)
 
     async def connect() -> End:
@@ -172,6 +164,16 @@ async def run_forward(call: Invocation, reactor: Any, peer: PublicKey, listen: s
 
 def _late(result: object, timeout_s: float) -> None:
     raise CommandError(f"no connection within {timeout_s:g} s")
+
+
+def _port_of(endpoint: str) -> int:
+    """The port in a client endpoint that Twisted has parsed; 1 if it has none, because it connects to no host."""
+    kind, *arguments = re.split(r"(?<!\\):", endpoint)
+    if kind not in ("tcp", "tls", "ssl"):
+        return 1
+    named = dict(one.split("=", 1) for one in arguments if "=" in one)
+    unnamed = [one for one in arguments if "=" not in one]
+    return int(named["port"] if "port" in named else unnamed[0 if "host" in named else 1])
 
 
 def _meant(text: str, endpoint: str, example: str) -> str:
