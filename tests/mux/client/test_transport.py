@@ -838,8 +838,8 @@ async def test_an_application_whose_producer_is_done_has_all_the_time_to_read(co
     assert isinstance(pair.here.reason, error.ConnectionDone)
 
 
-@pytest_twisted.ensureDeferred
-async def test_an_application_that_writes_on_and_reads_slowly_gets_everything(connected):
+async def unread_to_the_end(connected):
+    """A pair of which one side has paused, and the other has sent the returned pieces and closed."""
     pair = await connected()
     pair.there.on_data = None
     pair.near.pauseProducing()
@@ -849,6 +849,12 @@ async def test_an_application_that_writes_on_and_reads_slowly_gets_everything(co
         pair.settle()
     pair.far.loseConnection()
     pair.settle()
+    return pair, pieces
+
+
+@pytest_twisted.ensureDeferred
+async def test_an_application_that_writes_on_and_reads_slowly_gets_everything(connected):
+    pair, pieces = await unread_to_the_end(connected)
     pair.here.on_data = lambda data: pair.near.pauseProducing()
     for _ in pieces:
         pair.near.write(b"beat")
@@ -865,15 +871,7 @@ async def test_an_application_that_writes_on_and_reads_slowly_gets_everything(co
 @pytest_twisted.ensureDeferred
 async def test_an_application_that_writes_on_while_its_producer_waits_gets_everything(connected, first):
     """The end was in order, and stays so for the reader, although what is written after it makes it a loss."""
-    pair = await connected()
-    pair.there.on_data = None
-    pair.near.pauseProducing()
-    pieces = [bytes((number,)) * JOINED_BYTES for number in range(4)]
-    for piece in pieces:
-        pair.far.write(piece)
-        pair.settle()
-    pair.far.loseConnection()
-    pair.settle()
+    pair, pieces = await unread_to_the_end(connected)
     if first == "write":
         pair.near.write(b"beat")
     pair.near.registerProducer(Producer(), True)
