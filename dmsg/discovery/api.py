@@ -271,11 +271,12 @@ class DiscoveryApi:
             self._addresses.check(entry)
         if self._pending_writes >= self.limits.pending_writes:
             raise DiscoveryUnavailable("too many writes are under way")
-        self._pending_writes += 1
         # Klein cancels the Deferred of a handler when its client goes away. This must not cancel the write.
         poster = client_host(call.request)
         self._cache.forget(call.about)
-        write = self._store.put(entry, self._clock_ns(), poster).addBoth(self._written, call.about)
+        write = self._store.put(entry, self._clock_ns(), poster)
+        self._pending_writes += 1  # after the call: a store that raises has no write under way
+        write.addBoth(self._written, call.about)
         if self._proofs is not None:
             write.addCallback(self._registered, self._proofs, entry, poster)
         return _FIRST if await shielded(write) else _ITERATION

@@ -477,6 +477,27 @@ async def test_writes_that_outlive_their_requests_are_bounded(
     assert (await first)[0] == 200
 
 
+@pytest_twisted.ensureDeferred
+async def test_a_store_that_raises_at_once_has_no_write_under_way(
+    api: Harness, make_entry: Any, logged_errors: Any
+) -> None:
+    class Hasty(MemoryStore):
+        fails = True
+
+        def put(self, *args: Any) -> Any:
+            if self.fails:
+                raise ZeroDivisionError
+            return super().put(*args)
+
+    store = Hasty()
+    api.start(store, pending_writes=1)
+    body = make_entry("alice").to_json()
+    assert (await api.ask("POST", SEED, body))[0] == 500
+    assert len(logged_errors.flush(ZeroDivisionError)) == 1
+    store.fails = False
+    assert (await api.ask("POST", SEED, body))[0] == 200
+
+
 # --- limits of HTTP ----------------------------------------------------------------------------------------------------
 
 
