@@ -102,8 +102,9 @@ class NetworkRoster:
         self._relays = networks
         #: Made on first use: most networks of a long list are never drawn before the list is made anew.
         self._rosters: dict[str, Roster[bytes]] = {}
-        best = None if weigh is None else [max(map(weigh, keys)) for keys in networks.values()]
-        self._networks = Roster(list(networks), best)
+        best = {} if weigh is None else {name: max(map(weigh, keys)) for name, keys in networks.items()}
+        self._best: Mapping[str, float] = best
+        self._networks = Roster(list(networks), None if weigh is None else list(best.values()))
         self._room = {name: min(NETWORK_LIMIT, len(keys)) for name, keys in networks.items()}
         #: How many relays can be drawn at once.
         self.places = sum(self._room.values())
@@ -120,10 +121,15 @@ class NetworkRoster:
 
         ``taken`` counts the places that networks already have, and is updated.
         """
+        turns = self._turns(count, random, taken)
+        drawn = self._of_turns(turns, random)
         part = []
-        for name, keys in self._of_turns(self._turns(count, random, taken), random).items():
-            for at, key in enumerate(keys, taken[name]):
-                part.append((at, _wait(1.0 if self._weigh is None else self._weigh(key), random), key))
+        for turn, names in enumerate(turns):
+            # Networks stay in the order in which they were drawn, and relays in that of their network: put in order by a draw
+            # of their own, a bad relay would come first a 4,096th as often as others, and not a 64th.
+            waits = sorted(_wait(self._best.get(name, 1.0), random) for name in names)
+            part += [(taken[name] + turn, wait, drawn[name][turn]) for name, wait in zip(names, waits, strict=True)]
+        for name, keys in drawn.items():
             taken[name] += len(keys)
         return part
 
@@ -314,15 +320,17 @@ class ServerListing:
         return [by_key[key] for key in keys if key in by_key]
 
     async def _sample(self, ranks: Ranks | None, now_ns: int) -> list[Entry]:
-        """Entries of at most :data:`SAMPLE_LIMIT` available servers; with ranks, better ones are more likely."""
+        """Entries of at most :data:`SAMPLE_LIMIT` available servers, each as likely as the others: the draw weighs them.
+
+        With ranks, those that are named have three quarters of the sample.
+        """
         if ranks is None or not IRankedStore.providedBy(self._store):
             return await self._store.available_servers(SAMPLE_LIMIT, now_ns, self._protocol)
         store: IRankedStore = self._store
         keys = await store.available_keys(ROSTER_LIMIT, now_ns, self._protocol)
         if len(keys) > SAMPLE_LIMIT:
-            weigh, named = _weigher(ranks, now_ns), [key for key in keys if key in ranks.scores]
-            ranked = Roster(named, list(map(weigh, named)))
-            some = ranked.draw(math.floor(SAMPLE_LIMIT * (1 - UNRANKED_PART)), self._random) if len(ranked) else []
+            named, most = [key for key in keys if key in ranks.scores], math.floor(SAMPLE_LIMIT * (1 - UNRANKED_PART))
+            some = self._random.sample(named, min(len(named), most))
             others = [key for key in keys if key not in ranks.scores]
             keys = some + self._random.sample(others, min(len(others), SAMPLE_LIMIT - len(some)))
         return await store.servers_of(keys, now_ns, self._protocol)

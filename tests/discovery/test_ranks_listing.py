@@ -123,6 +123,28 @@ async def test_a_short_list_is_drawn_from_all_of_them(store: Any, put: Any, now_
     assert len(seen) > 20
 
 
+@pytest.mark.parametrize("case", ["not all are listed", "two in each network", "a sample of a long store"])
+@pytest_twisted.ensureDeferred
+async def test_a_rank_is_weighed_once(case: str, make_entry: Any, now_ns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = MemoryStore(random=random.Random(1))
+    if case == "a sample of a long store":
+        monkeypatch.setattr(module, "SAMPLE_LIMIT", 16)
+    scores = {}
+    for at in range(60):
+        address = f"10.0.{at // 2}.{at % 2 + 1}:80" if case == "two in each network" else f"10.0.{at}.1:80"
+        entry = make_entry(f"relay {at}", address=address)
+        await memory.put(entry, now_ns)
+        scores[entry.static.raw] = 500 if at % 2 else 0
+    ranks = ranks_of(scores, now_ns)
+    listing = ServerListing(memory, random.Random(11), lambda: ranks)
+    draws = bad = 0
+    while draws < 600:
+        listed = await listing.servers(8, now_ns + draws % 2 * 2 * NS)  # each time from a new roster
+        draws, bad = draws + 1, bad + (scores[listed[0].static.raw] == 0)
+    # as many bad ones as good ones, so they come first as often as one of each would
+    assert_share(bad, draws, weight(0) / (weight(0) + weight(500)))
+
+
 @pytest_twisted.ensureDeferred
 async def test_without_ranks_or_with_old_ones_all_are_equal(store: Any, put: Any, now_ns: int) -> None:
     entries = await put(5)
