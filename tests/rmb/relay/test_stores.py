@@ -576,6 +576,32 @@ def test_a_file_of_something_else_is_refused(reactor: Any, tmp_path: Path, kind:
         open_queues(f"sqlite:{path}", reactor)
 
 
+@pytest.mark.parametrize("damaged", ["page", "row"])
+@pytest_twisted.ensureDeferred
+async def test_a_damaged_file_is_refused_and_is_no_longer_held(reactor: Any, tmp_path: Path, damaged: str) -> None:
+    path = tmp_path / "queues"
+    store = open_queues(f"sqlite:{path}", reactor)
+    await push(store, "")
+    await store.close()
+    connection = sqlite3.connect(path)
+    root, page_bytes = connection.execute(
+        "SELECT rootpage, page_size FROM sqlite_master, pragma_page_size WHERE name = 'waiting'"
+    ).fetchone()
+    if damaged == "row":
+        connection.execute("UPDATE waiting SET session = x'ff'")
+        connection.commit()
+    connection.close()
+    if damaged == "page":
+        content = bytearray(path.read_bytes())
+        content[(root - 1) * page_bytes] = 0xFF  # no kind of page
+        path.write_bytes(content)
+    with pytest.raises(ConfigError, match="queues cannot be used"):
+        open_queues(f"sqlite:{path}", reactor)
+    connection = sqlite3.connect(path, timeout=0)
+    connection.execute("PRAGMA user_version = 1")  # a lock that was left would stop this
+    connection.close()
+
+
 @pytest.mark.parametrize("url", ["", "memory", "sqlite:", "mysql://host/", "memory:x"])
 def test_a_url_that_names_no_store_is_refused(reactor: Any, url: str) -> None:
     with pytest.raises(ConfigError):

@@ -331,7 +331,11 @@ def _open(path: str) -> Connection:
                 connection.execute(statement)
         connection.execute(_INDEX)
         connection.execute("COMMIT")
-    except (sqlite3.Error, ConfigError) as error:
+    except (
+        sqlite3.Error,
+        UnicodeDecodeError,
+        ConfigError,
+    ) as error:  # the text of SQLite's error may have damaged bytes
         connection.close()
         if isinstance(error, ConfigError):
             raise
@@ -351,7 +355,17 @@ class SqliteQueues:
     def __init__(self, path: str, reactor: Any, *, limits: QueueLimits | None = None) -> None:
         connection = _open(path)
         in_memory = path == ":memory:"
-        self._table = QueueTable(connection, limits or QueueLimits(), "" if in_memory else path)
+        try:
+            self._table = QueueTable(connection, limits or QueueLimits(), "" if in_memory else path)
+        except (
+            sqlite3.Error,
+            TypeError,
+            ValueError,
+            AttributeError,
+        ) as error:  # values of damaged rows are of any type
+            connection.close()
+            why = error if isinstance(error, sqlite3.Error) else "a row is damaged"
+            raise ConfigError("store", f"{path} cannot be used ({why})") from None
         self._lane = Lane(
             connection,
             InThisThread if in_memory else reactor,
