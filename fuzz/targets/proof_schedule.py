@@ -58,6 +58,13 @@ class _Budget:
         self._spent[name] = (min(self.burst, self.left(name, now) - number), now)
 
 
+def _is_due_to_go(record: RelayRecord, idle: list[RelayRecord]) -> bool:
+    """Whether ``record`` is one of ``idle`` (relays of one target that are not proved) that makes room for another."""
+    sources = Counter(one.source for one in idle)
+    largest = [one for one in idle if sources[one.source] == max(sources.values())]
+    return record in largest and (record.failures > 0 or not any(one.failures for one in largest))
+
+
 @dataclass(eq=False)
 class _Proof:
     """A proof in progress. ``ip`` is "" while the name is being resolved, and ``spent`` is its cost so far."""
@@ -135,12 +142,13 @@ class _World:
         if len(peers) >= _LIMITS.relays_per_network:
             idle = [one for one in peers if one not in self.proved]
             assert bool(gone) is (record is not None) is bool(idle)
-            assert all(one in idle for one in gone)
-            assert not any(one.failures for one in idle) or gone[0].failures
+            assert all(_is_due_to_go(one, idle) for one in gone)
         elif len(before) >= _LIMITS.relays:
             largest = max(others.values())
             if self.unproved:
-                assert gone == [next(iter(self.unproved))]
+                sources = Counter(one.source for one in self.unproved)
+                assert sources[gone[0].source] == max(sources.values())
+                assert gone[0] is next(one for one in self.unproved if one.source == gone[0].source)
             elif largest > len(peers) + 1:
                 assert others[gone[0].target] == largest
             else:
@@ -159,8 +167,7 @@ class _World:
             assert not gone
             return
         idle = [one for one in peers if one not in self.proved]
-        assert len(gone) == 1 and gone[0] in (idle or [moved])
-        assert not any(one.failures for one in idle) or gone[0].failures
+        assert len(gone) == 1 and (_is_due_to_go(gone[0], idle) if idle else gone[0] is moved)
         self.forget(gone[0])
 
     def forget(self, record: RelayRecord) -> None:
@@ -329,7 +336,12 @@ class _World:
         records = schedule._records
         assert len(schedule) == len(records) <= _LIMITS.relays
         assert {*self.proved, *self.unproved} == set(records.values()) and not self.proved.keys() & self.unproved.keys()
-        assert list(schedule._unproved.values()) == list(self.unproved)
+        ordered = {source: list(held.values()) for source, held in schedule._unproved._records.items()}
+        assert {one.key for one in self.unproved} == set(schedule._unproved)
+        assert ordered == {
+            source: [one for one in self.unproved if one.source == source]
+            for source in {one.source for one in self.unproved}
+        }
         targets = Counter(one.target for one in records.values())
         assert max(targets.values(), default=0) <= _LIMITS.relays_per_network
         assert {name: len(one) for name, one in schedule._targets.items()} == targets

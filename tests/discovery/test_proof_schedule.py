@@ -452,6 +452,30 @@ def test_records_are_bounded_and_what_cannot_be_proved_goes_first() -> None:
     assert driver.is_listed("late")
 
 
+@pytest.mark.parametrize("flooded", ["the table", "the relay's network"])
+def test_a_flood_of_many_sources_does_not_make_a_relay_lose_its_place_before_its_turn(flooded: str) -> None:
+    limits = ProofLimits(relays=400, relays_per_network=40, concurrent=1)
+    driver = Driver(lambda record, ip: (0.1, True) if ip == "20.0.0.1" else (1.0, False), limits)
+    numbers, sources = iter(range(100_000)), 40
+
+    def flood(seconds: float) -> None:
+        for _ in range(int(seconds * 10)):
+            for _ in range(4):
+                at = next(numbers)
+                near = flooded == "the relay's network" and at % 2
+                driver.offer(
+                    at,
+                    f"20.0.0.{2 + at % 250}:80" if near else f"30.{at % 250}.{at // 250}.1:80",
+                    f"40.0.{at % sources}.1",
+                )
+            driver.advance(0.1)
+
+    flood(10.0)
+    driver.offer("honest", "20.0.0.1:80", "20.0.0.1")
+    flood(1.5 * sources)  # a turn of each source, and some more
+    assert driver.is_listed("honest")
+
+
 def test_one_network_has_a_bounded_number_of_records() -> None:
     limits = ProofLimits(relays_per_network=20)
     driver = Driver(good, limits)

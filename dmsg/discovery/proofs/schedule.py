@@ -1,7 +1,8 @@
 """The schedule of discovery's proofs: which relays are to be proved, when, and which are proved. Pure.
 
 :ref:`spec-proofs`. Time is an argument, in seconds on any clock. Three limits bound the work for strangers: sources of
-registrations take turns, each target and each source has a budget of failures, and the number of records is limited.
+registrations take turns, each target and each source has a budget of failures, and the number of records is limited; the
+source with the most gives them up.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dmsg.discovery.proofs.budgets import ProofBudgets
 from dmsg.discovery.proofs.limits import ProofLimits
 from dmsg.discovery.proofs.queue import FairQueue
 from dmsg.discovery.proofs.record import RelayRecord, RelayState
+from dmsg.discovery.proofs.unproved import Unproved
 from dmsg.discovery.relay_addresses import is_ip
 from dmsg.sansio.backoff import Backoff
 from dmsg.sansio.jitter import RandomNumbers
@@ -41,8 +43,7 @@ class ProofSchedule:
         self._backoff = Backoff(limits.retry_first_s, limits.interval_s, least=0.8, spread=0.4)
         self._records: dict[bytes, RelayRecord] = {}
         self._targets: dict[str, dict[bytes, RelayRecord]] = {}
-        #: Relays that are not proved, the one that was registered longest ago first.
-        self._unproved: dict[bytes, RelayRecord] = {}
+        self._unproved = Unproved()
         #: Those of them that have not had their first proof yet.
         self._new: set[bytes] = set()
         self._due: list[tuple[float, int, RelayRecord]] = []
@@ -97,7 +98,7 @@ class ProofSchedule:
                 return
             self._records[record.key] = record
             self._targets.setdefault(record.target, {})[record.key] = record
-            self._unproved[record.key] = record
+            self._unproved.put(record)
             self._new.add(record.key)
             self._enqueue(record)
             return
@@ -105,7 +106,7 @@ class ProofSchedule:
         if source_host:
             record.source_host, record.source = source_host, _source(source_host)
         if not record.proved:
-            self._unproved[record.key] = self._unproved.pop(record.key)
+            self._unproved.put(record)
             if not record.available and not record.failures and record.state is not RelayState.RESTING:
                 self._new.add(record.key)
         if (record.address, record.protocol) != (address, protocol):
@@ -214,7 +215,7 @@ class ProofSchedule:
         self._unindex(record)
         record.failures = record.postponements = record.misses = 0
         record.ip, record.network = ip, network_group(ip)
-        self._unproved.pop(record.key, None)
+        self._unproved.discard(record.key)
         self._index(record)
         self._rest(record, now + self.limits.interval_s * (0.8 + 0.4 * self._random.random()))
 
@@ -311,7 +312,7 @@ class ProofSchedule:
         record.misses = 0
         if record.proved:
             record.network = ""
-            self._unproved[record.key] = record
+            self._unproved.put(record)
 
     def _leave_target(self, record: RelayRecord) -> None:
         relays = self._targets[record.target]
@@ -325,7 +326,7 @@ class ProofSchedule:
         self._leave_target(record)
         for queue in (self._again, self._fresh, self._names):
             queue.remove(record.key)
-        self._unproved.pop(record.key, None)
+        self._unproved.discard(record.key)
         self._new.discard(record.key)
         del self._records[record.key]
 
@@ -336,7 +337,7 @@ class ProofSchedule:
             return self._make_room_at(record.target)
         if len(self._records) < self.limits.relays:
             return True
-        victim = next(iter(self._unproved.values()), None)
+        victim = self._unproved.victim()
         if victim is None:
             largest = max(self._targets.values(), key=len)
             victim = next(iter(largest.values())) if len(largest) > len(peers) + 1 else None
@@ -347,8 +348,14 @@ class ProofSchedule:
         peers = self._targets.get(target, {})
         if len(peers) < self.limits.relays_per_network:
             return True
-        victim = next((one for one in peers.values() if one.failures), None)
-        return self._give_way(victim or next((one for one in peers.values() if not one.proved), None))
+        unproved = [one for one in peers.values() if not one.proved]
+        if not unproved:
+            return False
+        sources = Counter(one.source for one in unproved)
+        most = max(sources.values())
+        # of the source that has the most there, so that strangers do not push out the relay that is there
+        largest = [one for one in unproved if sources[one.source] == most]
+        return self._give_way(next((one for one in largest if one.failures), largest[0]))
 
     def _give_way(self, victim: RelayRecord | None) -> bool:
         if victim is not None:
