@@ -331,11 +331,7 @@ def _open(path: str) -> Connection:
                 connection.execute(statement)
         connection.execute(_INDEX)
         connection.execute("COMMIT")
-    except (
-        sqlite3.Error,
-        UnicodeDecodeError,
-        ConfigError,
-    ) as error:  # the text of SQLite's error may have damaged bytes
+    except (sqlite3.Error, UnicodeDecodeError, ConfigError) as error:  # UnicodeDecodeError: the text of SQLite's own
         connection.close()
         if isinstance(error, ConfigError):
             raise
@@ -357,12 +353,7 @@ class SqliteQueues:
         in_memory = path == ":memory:"
         try:
             self._table = QueueTable(connection, limits or QueueLimits(), "" if in_memory else path)
-        except (
-            sqlite3.Error,
-            TypeError,
-            ValueError,
-            AttributeError,
-        ) as error:  # values of damaged rows are of any type
+        except (sqlite3.Error, TypeError, ValueError, AttributeError) as error:  # damaged values are of any type
             connection.close()
             why = error if isinstance(error, sqlite3.Error) else "a row is damaged"
             raise ConfigError("store", f"{path} cannot be used ({why})") from None
