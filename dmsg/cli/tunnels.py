@@ -33,6 +33,9 @@ MAX_PAIRS: Final = 900
 CONNECT_TIMEOUT_S: Final = 15.0
 
 _HOST_AND_PORT: Final = re.compile(r"(?:(?P<host>[\w.-]+):)?(?P<port>\d{1,5})", re.ASCII)
+#: A part of an endpoint string, up to a colon: a text, or a name and a text. What follows a backslash is meant as it is.
+_ARGUMENT: Final = re.compile(r"(?:^|:)((?:[^:=\\]|\\.)*)(?:=((?:[^:\\]|\\.)*))?", re.DOTALL)
+_ESCAPED: Final = re.compile(r"\\(.)", re.DOTALL)
 
 Open = Callable[[], Coroutine[Any, Any, End]]
 
@@ -168,12 +171,20 @@ def _late(result: object, timeout_s: float) -> None:
 
 def _port_of(endpoint: str) -> int:
     """The port in a client endpoint that Twisted has parsed; 1 if it has none, because it connects to no host."""
-    kind, *arguments = re.split(r"(?<!\\):", endpoint)
-    if kind not in ("tcp", "tls", "ssl"):
+    unnamed: list[str] = []
+    named: dict[str, str] = {}
+    for part in _ARGUMENT.finditer(endpoint):
+        first, value = (_ESCAPED.sub(r"\1", text or "") for text in part.groups())
+        if part[2] is None:
+            unnamed.append(first)
+        else:
+            named[first] = value
+    kind, *unnamed = unnamed
+    if kind.lower() not in ("tcp", "tls", "ssl") or "endpoint" in named:  # TLS then connects to that endpoint
         return 1
-    named = dict(one.split("=", 1) for one in arguments if "=" in one)
-    unnamed = [one for one in arguments if "=" not in one]
-    return int(named["port"] if "port" in named else unnamed[0 if "host" in named else 1])
+    if len(unnamed) > 1:
+        return int(unnamed[1])
+    return int(named["port"] if "port" in named else unnamed[0])
 
 
 def _meant(text: str, endpoint: str, example: str) -> str:

@@ -337,6 +337,7 @@ async def test_what_is_not_an_endpoint_is_answered_with_one(bench, text, exposed
         *("tcp:127.0.0.1:99999", r"tcp:\:\:1:65536:timeout=5", "tcp:localhost:0", "tcp:a:-5"),
         *("tcp:host=127.0.0.1:port=99999", "tcp:port=0:host=127.0.0.1"),
         *("tcp:host=127.0.0.1:timeout=5:port=99999", "tcp:timeout=5:127.0.0.1:99999", "tcp:127.0.0.1:timeout=5:99999"),
+        *("TCP:127.0.0.1:99999", r"tcp:a\=b:99999", r"tcp:a\\:99999", "tcp:host=a:127.0.0.1:99999"),
     ],
 )
 @pytest_twisted.ensureDeferred
@@ -344,6 +345,19 @@ async def test_a_port_that_is_none_is_refused_before_a_connection_comes(bench, t
     with pytest.raises(CommandError, match=r"its port must be 1 to 65535$") as caught:
         await bench.run(run_expose, text)
     assert caught.value.exit is Exit.USAGE
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(r"tcp:a\=b:22", r"tcp:a\\:22", "tcp:host=a:127.0.0.1:22", "TCP:127.0.0.1:22", r"tcp:127.0.0.1:\22"),
+        *("tcp:127.0.0.1:22:port=99999", "unix:/run/a:timeout=99999", r"tls:example.com:0:endpoint=unix\:/run/a"),
+    ],
+)
+@pytest_twisted.ensureDeferred
+async def test_every_endpoint_of_twisted_with_a_port_is_exposed(bench, text):
+    assert (await bench.start(run_expose, text).ready())["endpoint"] == text
+    await deferLater(bench.reactor, 0)  # the command is not interrupted in the middle of its line
 
 
 @pytest_twisted.ensureDeferred
