@@ -124,8 +124,8 @@ class PartFolder:
 
     def remove(self, path: Path) -> bool:
         """Remove a part unless a transfer holds its lock; returns whether it is gone."""
-        try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:  # for writing, because NFS and SMB lock no other descriptor exclusively
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except FileNotFoundError:
             self.listed().pop(path, None)
             return True

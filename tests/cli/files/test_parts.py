@@ -6,6 +6,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -183,6 +184,28 @@ def test_offers_leave_nothing_behind_on_a_file_system_without_locks(tmp_path, mo
         names, problem = store.keep_small(SENDER, [small], overwrite=False, admit=lambda size: None)
         assert (names, type(problem)) == ([], OSError)
     assert [one.read_bytes() for one in store.folder.iterdir()] == [b"half"]
+
+
+def test_old_parts_are_removed_where_only_what_may_be_written_to_can_be_locked(tmp_path, monkeypatch):
+    """As on NFS and SMB: see flock(2)."""
+    lock = fcntl.flock
+
+    def flock(descriptor: int, operation: int) -> None:
+        if operation & fcntl.LOCK_EX and fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        lock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    clock = [1e9]
+    store = PartStore(tmp_path, clock=lambda: clock[0])
+    for number in range(PARTS_PER_SENDER + 3):
+        part = store.open(SENDER, str(number))
+        part.append(b"half")
+        part.close()
+    assert len(list(store.folder.iterdir())) == PARTS_PER_SENDER
+    clock[0] = time.time() + KEPT_S + 1.0
+    store.sweep()
+    assert not store.folder.exists()
 
 
 def test_parts_that_are_removed_leave_no_descriptor_and_no_folder(tmp_path):
