@@ -148,12 +148,16 @@ def _claim(staging: str) -> BinaryIO:
         if not os.path.samestat(os.fstat(descriptor), os.stat(staging)):
             raise FileNotFoundError
     except OSError as error:
+        is_empty = not os.fstat(descriptor).st_size
         os.close(descriptor)
         if isinstance(error, BlockingIOError):
             raise ShippingError("unreadable", f"another shipper is writing {staging}") from None
         if isinstance(error, FileNotFoundError):
             raise ShippingError("unreadable", f"another shipper has just written {staging}") from None
-        raise  # a file system without locks
+        if is_empty:  # a file system without locks, where nothing is ever delivered: it would stay
+            with contextlib.suppress(OSError):
+                os.unlink(staging)
+        raise
     return os.fdopen(descriptor, "r+b")
 
 

@@ -282,7 +282,7 @@ def test_a_local_file_system_without_links(tmp_path: Path, content: tuple[str, C
     assert list(everything(root)) == [path]
 
 
-def test_a_local_file_system_without_locks_fails_and_keeps_no_descriptor(
+def test_a_local_file_system_without_locks_fails_and_keeps_no_descriptor_and_no_file(
     tmp_path: Path, content: tuple[str, Content], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Lockless:
@@ -299,6 +299,7 @@ def test_a_local_file_system_without_locks_fails_and_keeps_no_descriptor(
             with pytest.raises(ShippingError, match="locks"):
                 destination.deliver(*content)
         assert len(os.listdir("/proc/self/fd")) == before
+        assert not [one for one in everything(tmp_path) if one.endswith(local.STAGING_SUFFIX)]
     destination.deliver(*content)
     assert destination.standing(str(tmp_path / content[0]), content[1]) is local.Standing.THIS
 
