@@ -19,6 +19,8 @@ from dmsg.eventlog.names import LogFileName
 
 #: Least bytes that a file takes on a disk: without this a limit in bytes would not bound the number of small files.
 BLOCK_BYTES: Final = 4096
+#: What file systems answer that have no hard links, or none that lead to another folder, as AFS (``EXDEV``).
+NO_LINKS: Final = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
 _LEVELS: Final = ("role=", "date=", "hour=")
 
 

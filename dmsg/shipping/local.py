@@ -16,7 +16,7 @@ import shutil
 from enum import Enum
 from typing import BinaryIO, Final
 
-from dmsg.eventlog.tree import sync_directory
+from dmsg.eventlog.tree import NO_LINKS, sync_directory
 from dmsg.shipping.errors import ShippingError
 from dmsg.shipping.plan import clip
 from dmsg.shipping.scan import Content
@@ -24,7 +24,6 @@ from dmsg.shipping.scan import Content
 #: Bytes read and written at a time.
 PIECE_BYTES: Final = 1024 * 1024
 STAGING_SUFFIX: Final = ".staging"
-_NO_LINKS: Final = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _UNREACHABLE: Final = frozenset(
     {errno.ECONNREFUSED, errno.ECONNRESET, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ETIMEDOUT, errno.ESTALE}
@@ -108,7 +107,7 @@ class LocalDestination:
             if not os.path.exists(final):
                 raise
         except OSError as error:
-            if error.errno not in _NO_LINKS:
+            if error.errno not in NO_LINKS:
                 raise
             if not os.path.lexists(final):
                 os.rename(staging, final)

@@ -21,7 +21,7 @@ from dmsg.cli.files.names import local_name, second_name
 from dmsg.cli.files.part_folder import PartFolder
 from dmsg.cli.files.store import HashedFile
 from dmsg.cli.files.wire import TransferFailed
-from dmsg.eventlog.tree import sync_directory
+from dmsg.eventlog.tree import NO_LINKS, sync_directory
 
 #: Files synced to the disk at a time.
 _SYNCS: Final = 8
@@ -183,7 +183,7 @@ class PartFile(HashedFile):
             try:
                 os.link(self._path, final)
             except OSError as error:
-                if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
+                if error.errno not in NO_LINKS:
                     raise
                 if os.path.lexists(final):  # a file system without links: as good as it gets
                     raise FileExistsError from None

@@ -155,6 +155,22 @@ def test_a_file_system_that_syncs_no_directories_will_do(tmp_path, monkeypatch):
     assert (tmp_path / "a").read_bytes() == b"whole"
 
 
+@pytest.mark.parametrize("code", [errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.EXDEV], ids=errno.errorcode.get)
+def test_a_file_system_without_links_will_do(tmp_path, monkeypatch, code):
+    """AFS has links, but none that lead from one directory to another: ``EXDEV``."""
+
+    def link(path: Path, final: Path) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "link", link)
+    (tmp_path / "a").write_bytes(b"ours")
+    part, _ = begin(PartStore(tmp_path), 5)
+    part.append(b"whole")
+    name = part.publish(overwrite=False)
+    part.close()
+    assert {one.name: one.read_bytes() for one in tmp_path.iterdir()} == {"a": b"ours", name: b"whole"}
+
+
 def know_no_locks(monkeypatch) -> None:
     """Have the system refuse locks, as Lustre does by default."""
 
