@@ -104,7 +104,10 @@ class SmallFiles:
 
     async def _store_some(self, files: list[SmallFile]) -> None:
         new = [file for file in files if not self._known(file)]
-        names, problem = await in_thread(self._reactor, lambda: self._keep(new))
+        names: list[str] = []
+        problem: OSError | TransferFailed | None = None
+        if new:
+            names, problem = await in_thread(self._reactor, lambda: self._keep(new))
         for file, name in zip(new, names, strict=False):
             self._stored(file, name)
         answered = len(files) if problem is None else files.index(new[len(names)])

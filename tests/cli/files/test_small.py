@@ -303,6 +303,25 @@ async def test_files_whose_names_may_be_lost_are_refused(bench, inbox, monkeypat
     assert caught.value.code == "storage"
 
 
+@pytest_twisted.ensureDeferred
+async def test_files_that_are_there_need_no_disk_that_works(bench, inbox, monkeypatch):
+    """Only their answer was lost."""
+    _, peer = await receiver(bench, inbox)
+    talk = await talk_to(bench, peer)
+    await talk.channel.write(whole("a", b"x"))
+    await talk.expect(Done, 5)
+
+    def synced(descriptor: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fsync", synced)
+    await talk.channel.write(whole("a", b"x", again=True) + whole("b", b"y"))
+    await talk.expect(Done, 5)
+    with pytest.raises(TransferFailed) as caught:
+        await talk.expect(Done, 5)
+    assert caught.value.code == "storage"
+
+
 def test_who_waits_for_the_disk_is_told_when_it_takes_no_more(monkeypatch):
     """Nothing else would wake it: the thread that stores has stopped."""
     begun, said, interrupted, ended = [], [], [], []
