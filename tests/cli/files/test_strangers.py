@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import time
 import tracemalloc
 from dataclasses import replace
@@ -527,6 +528,15 @@ def test_parts_of_a_thousand_keys_push_a_larger_one_of_a_friend_not_out(tmp_path
     names = [path.name for path in store.folder.iterdir() if path.name.startswith("one-")]
     assert len(names) == PARTS_PER_SENDER
     assert not store.path("one", "4").exists() and store.path("one", "5").exists()
+
+
+def test_a_receiver_is_told_that_others_may_write_to_its_parts(tmp_path):
+    """On some file systems, such as a folder that a virtual machine shares with its host, each directory has that mode."""
+    (tmp_path / FOLDER).mkdir()
+    (tmp_path / FOLDER).chmod(0o770)
+    with pytest.raises(TransferFailed, match=rf"\({re.escape(FOLDER)} is not a directory that only its user") as caught:
+        PartStore(tmp_path).open("02ab", "a")
+    assert caught.value.code == "storage"
 
 
 def test_a_folder_of_parts_that_is_another_s_is_not_used(tmp_path):
