@@ -534,7 +534,7 @@ def test_a_receiver_is_told_that_others_may_write_to_its_parts(tmp_path):
     """On some file systems, such as a folder that a virtual machine shares with its host, each directory has that mode."""
     (tmp_path / FOLDER).mkdir()
     (tmp_path / FOLDER).chmod(0o770)
-    with pytest.raises(TransferFailed, match=rf"\({re.escape(FOLDER)} is not a directory that only its user") as caught:
+    with pytest.raises(TransferFailed, match=rf"\({re.escape(FOLDER)} must be a directory of this user") as caught:
         PartStore(tmp_path).open("02ab", "a")
     assert caught.value.code == "storage"
 
