@@ -77,7 +77,9 @@ class PartFolder:
         self.path.mkdir(mode=0o700, exist_ok=True)
         status = self.path.lstat()
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
-            raise TransferFailed("storage", name, f"{FOLDER} must be a directory of this user to which others cannot write")
+            raise TransferFailed(
+                "storage", name, f"{FOLDER} must be a directory of this user to which others cannot write"
+            )
 
     def tidy(self) -> None:
         """Remove the folder if nothing is in it."""
