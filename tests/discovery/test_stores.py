@@ -829,6 +829,16 @@ def test_a_file_is_synced_at_each_transaction(tmp_path: Path) -> None:
     connection.close()
 
 
+def test_a_file_whose_schema_is_damaged_is_refused(tmp_path: Path, reactor: Any) -> None:
+    """SQLite quotes the schema in its error, and Python cannot decode that."""
+    path = tmp_path / "entries"
+    store_table.prepare(connection := store_table.connect(str(path), "DELETE"), StoreLimits(), 0)
+    connection.close()
+    path.write_bytes(path.read_bytes().replace(b"CREATE TABLE", b"CREATE\xffTABLE"))
+    with pytest.raises(ConfigError, match=r"entries cannot be used \(its schema is damaged\)"):
+        open_store(f"sqlite:{path}", reactor)
+
+
 @pytest.mark.parametrize(("free", "more"), [(8_192, ": the disk is full"), (1 << 30, "")])
 def test_a_full_disk_is_named_as_the_reason(
     tmp_path: Path, reactor: Any, monkeypatch: pytest.MonkeyPatch, free: int, more: str

@@ -66,7 +66,7 @@ class SqliteStore:
         try:
             store_table.prepare(writer, limits, now_ns())
             reader = store_table.connect(path)
-        except (store_table.SqlError, ConfigError) as error:
+        except (*store_table.SqlError, ConfigError) as error:
             writer.close()
             raise store_table.unusable(path, error) from None
         kinds: Any = {"refusal": DiscoveryError, "unavailable": DiscoveryUnavailable}

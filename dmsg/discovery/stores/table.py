@@ -32,7 +32,8 @@ from dmsg.errors import ConfigError
 from dmsg.sansio.jitter import RandomNumbers
 
 Connection = sqlite3.Connection
-SqlError = sqlite3.Error
+#: What SQLite raises: where the text of its error has bytes of a damaged file in it, that is ``UnicodeDecodeError``.
+SqlError: Final = (sqlite3.Error, UnicodeDecodeError)
 
 #: How long to wait for another process that writes to the same file, in milliseconds.
 BUSY_TIMEOUT_MS: Final = 5000
@@ -283,9 +284,14 @@ def servers_of(connection: Connection, keys: list[bytes], now_ns: int, protocol:
 _ROOM_BYTES: Final = 64 * 1024
 
 
+def text_of(error: Exception) -> str:
+    """What ``error``, one of :data:`SqlError` or another, says to people."""
+    return "its schema is damaged" if isinstance(error, UnicodeDecodeError) else str(error)
+
+
 def unusable(path: str, error: Exception) -> ConfigError:
     """The error for a file that is not a store, or is on a full disk, for which SQLite says ``disk I/O error``."""
-    why = str(error)
+    why = text_of(error)
     if isinstance(error, SqlError):
         try:
             if disk_usage(os.path.dirname(path) or ".").free < _ROOM_BYTES:

@@ -18,7 +18,7 @@ from twisted.internet.threads import deferToThreadPool
 from twisted.logger import Logger
 from zope.interface import implementer
 
-from dmsg.discovery.stores.table import Connection, SqlError, connect
+from dmsg.discovery.stores.table import Connection, SqlError, connect, text_of
 from dmsg.errors import ConfigError
 from dmsg.rmb.core.errors import BadSignature, InvalidTwin
 from dmsg.rmb.core.keys import TwinKey, verify
@@ -78,7 +78,7 @@ def _open(path: str) -> Connection:
             raise ConfigError("registry", f"{path} is not a registry of twins of this version")
     except SqlError as error:
         connection.close()
-        raise ConfigError("registry", f"{path} cannot be used ({error})") from None
+        raise ConfigError("registry", f"{path} cannot be used ({text_of(error)})") from None
     except ConfigError:
         connection.close()
         raise
@@ -160,6 +160,8 @@ class TwinTable:
         row = self._row("account = ?", key.account)
         if row is None and not create:
             raise NoSuchAccount(key.account)
+        if row is not None and not isinstance(row[0], int):
+            raise RegistryError("unavailable", "the file is damaged")
         if row is None:
             number, version = int(self._execute("SELECT coalesce(max(id), 0) + 1 FROM twins")[0][0]), 1
         else:
@@ -220,8 +222,8 @@ class TwinTable:
             raise RegistryError("closed")
         try:
             return self._connection.execute(statement, values).fetchall()
-        except (SqlError, OverflowError) as error:
-            raise RegistryError("unavailable", str(error)) from None
+        except (*SqlError, OverflowError) as error:
+            raise RegistryError("unavailable", text_of(error)) from None
 
 
 def _put(table: OrderedDict[Any, Any], key: object, value: object, limit: int) -> None:

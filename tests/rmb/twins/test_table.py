@@ -291,6 +291,34 @@ def test_a_file_that_is_no_database_is_refused(tmp_path, content):
     assert (tmp_path / "twins").read_bytes() == content
 
 
+def damage(path, old, new):
+    """Overwrite some bytes of the file."""
+    with open(path, "rb") as file:
+        content = file.read()
+    assert old in content and len(old) == len(new)
+    with open(path, "wb") as file:
+        file.write(content.replace(old, new))
+
+
+def test_a_file_whose_schema_is_damaged_is_refused(path, table):
+    """SQLite quotes the schema in its error, and Python cannot decode that."""
+    table.close()
+    damage(path, b"CREATE TABLE", b"CREATE\xffTABLE")
+    with pytest.raises(ConfigError, match=r"registry: .* cannot be used \(its schema is damaged\)"):
+        TwinTable(path)
+
+
+def test_a_row_without_a_number_is_an_error(path, table):
+    table.create(ALICE, [], PK)
+    table.close()
+    damage(path, b"PRIMARY", b"PRIMARX")
+    again = TwinTable(path)
+    with pytest.raises(RegistryError) as caught:
+        again.create(ALICE, ["r.example"], PK)
+    assert caught.value.reason == "unavailable"
+    again.close()
+
+
 @pytest.mark.parametrize("name", ["", "missing/twins"])
 def test_a_file_that_cannot_be_used_is_refused(tmp_path, name):
     with pytest.raises(ConfigError, match="registry: "):

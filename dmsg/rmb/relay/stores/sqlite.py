@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from twisted.internet.defer import Deferred, succeed
 
+from dmsg.discovery.stores.table import SqlError, text_of
 from dmsg.errors import ConfigError
 from dmsg.glue.lane import QUEUE_LIMIT, InThisThread, Lane
 from dmsg.glue.memory import give_memory_back
@@ -331,11 +332,11 @@ def _open(path: str) -> Connection:
                 connection.execute(statement)
         connection.execute(_INDEX)
         connection.execute("COMMIT")
-    except (sqlite3.Error, UnicodeDecodeError, ConfigError) as error:  # UnicodeDecodeError: the text of SQLite's own
+    except (*SqlError, ConfigError) as error:
         connection.close()
         if isinstance(error, ConfigError):
             raise
-        raise ConfigError("store", f"{path} cannot be used ({error})") from None
+        raise ConfigError("store", f"{path} cannot be used ({text_of(error)})") from None
     return connection
 
 
