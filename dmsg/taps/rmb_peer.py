@@ -120,12 +120,17 @@ class RmbPeerService(RoleService):
             self.emit(ServerStopped(Reason.STOPPED, self.reactor.seconds() - self.started_at))
 
     def readiness(self) -> str:
-        """Not ready without a relay, or without Redis."""
-        if self.gateway is None or not self._works:
+        """Not ready without our twin, a relay, or Redis."""
+        if self.gateway is None:
             return "starting"
+        exchange = self.gateway.exchange
+        if not self._works:
+            return (exchange.introduction.problem if exchange.introduction is not None else "") or "starting"
         if self.gateway.redis_problem:
             return f"Redis: {self.gateway.redis_problem}"
-        return "" if self.gateway.exchange.relays.is_connected else "not connected to a relay"
+        if exchange.relays.is_connected:
+            return ""
+        return "not connected to a relay: " + "; ".join(": ".join(one) for one in exchange.relays.problems().items())
 
     def gauges(self) -> dict[str, float]:
         """What is under way."""

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import signal
+import sqlite3
 import sys
 import time
 import urllib.error
@@ -263,7 +264,7 @@ async def test_a_request_outlives_a_peer_that_had_no_relay_for_it(world: World, 
             while not await here.lists.notes(BACKLOG, 1):
                 await here.lists.ping()
             status, body = await deferToThread(page, port, "readyz")
-            assert status == 503 and "not connected to a relay" in body
+            assert status == 503 and "not connected to a relay: ws://" in body and "connection refused" in body
             assert "dmsg_client_requests 1.0" in (await deferToThread(page, port, "metrics"))[1]
             assert (await deferToThread(page, port, "livez"))[0] == 200
             peer.signal(signal.SIGTERM)
@@ -287,6 +288,22 @@ async def test_a_peer_without_a_twin_says_so_and_fails(world: World, redis_url: 
         await peer.line("no twin found in the registry")
         assert await peer.ended() == 1
         assert "Traceback" not in peer.output
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_peer_that_cannot_find_its_twin_says_why_it_is_not_ready(
+    world: World, redis_url: str, tmp_path: Path
+) -> None:
+    with sqlite3.connect(tmp_path / "registry") as connection:
+        connection.execute("UPDATE twins SET relays = 'another.example'")
+    connection.close()
+    port = free_port()
+    async with world.peer(1, RedisAddress.parse(redis_url), "--admin", f"tcp:{port}:interface=127.0.0.1") as peer:
+        await peer.line("our twin is not known yet")
+        status, body = await deferToThread(page, port, "readyz")
+        assert status == 503 and "the registry of twins: altered" in body
+        peer.signal(signal.SIGTERM)
+        assert await peer.ended() == 0
 
 
 @pytest.mark.parametrize(
