@@ -36,18 +36,26 @@ class Candidate:
 
 #: Puts keys in the order of a weighted draw.
 Draw = Callable[[Iterable[PublicKey]], list[PublicKey]]
+#: Finds the key with the largest weight.
+Best = Callable[[Iterable[PublicKey]], PublicKey]
 
 
-def spread(candidates: Iterable[Candidate], draw: Draw) -> list[Candidate]:
-    """All of ``candidates``: one of each group in the order of a draw, then a second one of each group, and so on."""
+def spread(candidates: Iterable[Candidate], draw: Draw, best: Best) -> list[Candidate]:
+    """All of ``candidates``: one of each group in the order of a draw, then a second one of each group, and so on.
+
+    A group weighs as much as its best relay: if it weighed as much as the one that was drawn in it, a bad relay beside a good
+    one would be weighed twice.
+    """
     known = {one.public_key: one for one in candidates}
     groups: dict[str, list[PublicKey]] = {}
     for key in draw(known):
         groups.setdefault(known[key].group, []).append(key)
+    weighed = {best(keys): keys for keys in groups.values()}
     order: list[Candidate] = []
     place = 0
     while len(order) < len(known):
-        order += (known[key] for key in draw(keys[place] for keys in groups.values() if len(keys) > place))
+        drawn = draw(one for one, keys in weighed.items() if len(keys) > place)
+        order += (known[weighed[one][place]] for one in drawn)
         place += 1
     return order
 

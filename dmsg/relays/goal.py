@@ -314,7 +314,10 @@ class SessionGoal:
 
         def drawn(relays: Iterable[Candidate]) -> list[Candidate]:
             wanted = [one for one in relays if self._is_wanted(one)]
-            return spread(wanted, lambda keys: self._scores.draw(keys, self._uniform, now))
+            scores = self._scores
+            return spread(
+                wanted, lambda keys: scores.draw(keys, self._uniform, now), lambda keys: scores.best(keys, now)
+            )
 
         named = {one.public_key: one for one in self._named()}
         preferred = drawn(named.values())

@@ -152,6 +152,10 @@ class RelayScores:
         waits = {relay: -math.log(1.0 - uniform()) / weight(self.score(relay, now_s)) for relay in relays}
         return sorted(waits, key=waits.__getitem__)
 
+    def best(self, relays: Iterable[PublicKey], now_s: float) -> PublicKey:
+        """The one of ``relays`` with the highest score. There must be one."""
+        return max(relays, key=lambda relay: self.score(relay, now_s))
+
     def best_first(
         self,
         relays: Iterable[PublicKey],

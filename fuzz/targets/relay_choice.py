@@ -183,7 +183,10 @@ def _order(choices: Choices) -> None:
         draws.append(drawn)
         return drawn
 
-    order = spread(candidates, draw)
+    def best(keys: Iterable[PublicKey]) -> PublicKey:
+        return max(keys, key=lambda key: key.raw)
+
+    order = spread(candidates, draw, best)
     known = {one.public_key: one for one in candidates}
     assert len(order) == len(known) and all(known[one.public_key] is one for one in order)
     before: Counter[object] = Counter()
@@ -193,7 +196,11 @@ def _order(choices: Choices) -> None:
         rounds.append(before[group])
         before[group] += 1
     assert rounds == sorted(rounds)
-    assert [one.public_key for one in order] == [key for drawn in draws[1:] for key in drawn]
+    assert [groups[one.public_key] for one in order] == [groups[key] for drawn in draws[1:] for key in drawn]
+    for group in set(groups.values()):
+        drawn = [key for key in draws[0] if groups[key] == group]
+        assert [one.public_key for one in order if groups[one.public_key] == group] == drawn
+        assert {key for keys in draws[1:] for key in keys if groups[key] == group} == {best(drawn)}
     for number in range(max(rounds, default=-1) + 1):
         assert rounds.count(number) == sum(size > number for size in before.values())
 

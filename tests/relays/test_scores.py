@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dmsg.address import HostPort
 from dmsg.crypto.keys import SecretKey
 from dmsg.discovery import ranks as discovery_ranks
 from dmsg.discovery.ranks import weight
+from dmsg.relays.candidates import Candidate, spread
 from dmsg.relays.scores import CLOSE, RelayScores, ScoreConfig
 
 RELAYS = [SecretKey.generate().public_key for _ in range(8)]
@@ -221,6 +223,23 @@ def test_the_worst_is_never_out_of_the_draw(scores):
     share = 1 / (1 + 64 * (len(RELAYS) - 1))
     assert share >= 1 / 64 / len(RELAYS)
     assert_share(firsts, draws, share)
+
+
+def test_a_rank_is_weighed_once_also_in_a_network_with_better_ones(scores):
+    told = dict.fromkeys(RELAYS, 500.0) | {BAD: 0.0}
+    scores.ranks = told.__getitem__
+    networks = {relay: max(1, at) for at, relay in enumerate(RELAYS)}  # the good and the bad one share one
+    candidates = [Candidate(relay, HostPort(f"192.0.{at}.1", 80)) for relay, at in networks.items()]
+    dice, draws = random.Random(4).random, 10_000
+    firsts = Counter(
+        spread(candidates, lambda keys: scores.draw(keys, dice, 0), lambda keys: scores.best(keys, 0))[0].public_key
+        for _ in range(draws)
+    )
+    in_network = weight(0) / (weight(0) + weight(500))
+    share = 1 / (len(RELAYS) - 1)
+    assert_share(firsts[BAD], draws, share * in_network)
+    assert_share(firsts[GOOD], draws, share * (1 - in_network))
+    assert_share(firsts[OTHER], draws, share)
 
 
 def test_the_best_is_dialled_first(scores):
