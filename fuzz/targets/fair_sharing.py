@@ -24,7 +24,8 @@ def one_input(data: bytes) -> None:
 
 
 def _queue(choices: Choices) -> None:
-    """Sources take turns, each gives its oldest item; an overflow drops the latest item of a source with the most."""
+    """Sources take turns, each gives its oldest item. An overflow drops the latest item of a source with the most of what is
+    too much; among equals, of the source that has put one."""
     count, size_bytes = 1 + choices.byte() % 16, choices.byte() * 4
     queue: FairQueue[int, int] = FairQueue(count, size_bytes)
     lines: dict[int, list[tuple[int, int]]] = {}  # in the order of the turns
@@ -37,7 +38,8 @@ def _queue(choices: Choices) -> None:
             for lost in queue.put(source, number, size):
                 assert _count(lines) > count or _size(lines) > size_bytes
                 [loser] = [one for one, line in lines.items() if line[-1][0] == lost]
-                assert _sum(lines[loser]) == max(map(_sum, lines.values()))
+                has = {one: len(line) if _count(lines) > count else _sum(line) for one, line in lines.items()}
+                assert has[loser] == max(has.values()) and (loser == source or has.get(source, 0) < has[loser])
                 lines[loser].pop()
                 lines = {one: line for one, line in lines.items() if line}
         else:
@@ -52,7 +54,7 @@ def _queue(choices: Choices) -> None:
                 if line:
                     lines[turn] = line
         assert len(queue) == _count(lines) <= count and queue.size_bytes == _size(lines) <= size_bytes
-        assert len(queue._lines) == len(lines)
+        assert len(queue._items) == len(queue._count) == len(lines) >= len(queue._bytes)
     left = [thing for line in lines.values() for thing, _ in line]
     assert sorted(queue.take() or 0 for _ in left) == sorted(left) and queue.take() is None
 

@@ -127,6 +127,20 @@ def test_bytes_that_wait_are_bounded(clock: Clock) -> None:
     assert scene.answers["small"] == b""
 
 
+def test_short_requests_of_many_twins_do_not_displace_a_long_one_of_another(clock: Clock) -> None:
+    scene = Scene(clock, handlers=1, waiting_requests=100)
+    scene.ask("first")
+    for number in range(200):
+        scene.ask(f"before{number}", twin=10 + number % 10)
+    scene.ask("long", twin=2, size=900_000)
+    for number in range(200):
+        scene.ask(f"behind{number}", twin=10 + number % 10)
+    assert "long" not in scene.answers
+    for _ in range(12):
+        next(iter(scene.working.values())).callback(b"")
+    assert scene.answers["long"] == b""
+
+
 def test_what_waits_and_has_expired_is_not_refused_any_more(clock: Clock) -> None:
     scene = Scene(clock, handlers=1, waiting_requests=2)
     scene.ask("first", twin=1, remaining_s=50)

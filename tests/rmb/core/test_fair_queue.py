@@ -45,3 +45,61 @@ def test_a_source_may_be_passed_over() -> None:
     assert queue.take(lambda source: source != "a") == "b0"
     assert queue.take(lambda source: source != "a") is None
     assert drain(queue) == ["a0"]
+
+
+def test_a_large_item_of_one_source_stays_when_many_small_ones_of_others_are_too_many() -> None:
+    queue: FairQueue[str, str] = FairQueue(100, 1000)
+    for number in range(200):
+        queue.put(f"a{number % 10}", f"a{number}", 1)
+    assert len(queue) == 100
+    assert queue.put("b", "b0", 100) == ["a90"]
+    for number in range(200):
+        assert "b0" not in queue.put(f"a{number % 10}", f"again{number}", 1)
+    assert "b0" in drain(queue)
+
+
+def test_many_small_items_of_one_source_stay_when_those_of_others_are_too_large() -> None:
+    queue: FairQueue[str, str] = FairQueue(100, 1000)
+    for number in range(50):
+        assert queue.put("a", f"a{number}", 1) == []
+    for number in range(20):
+        assert not any(lost.startswith("a") for lost in queue.put(f"b{number}", f"b{number}", 100))
+    assert sum(one.startswith("a") for one in drain(queue)) == 50
+
+
+def test_among_equal_sources_the_one_that_comes_last_gets_no_place() -> None:
+    queue: FairQueue[str, str] = FairQueue(3, 30)
+    for source in "abc":
+        assert queue.put(source, source, 5) == []
+    assert queue.put("d", "d", 1) == ["d"]
+    queue = FairQueue(10, 15)
+    for source in "abc":
+        assert queue.put(source, source, 5) == []
+    assert queue.put("d", "d", 5) == ["d"]
+    assert drain(queue) == ["a", "b", "c"]
+
+
+def test_making_room_takes_no_longer_with_thousands_of_sources() -> None:
+    def looked_at(sources: int) -> int:
+        queue: FairQueue[Counted, str] = FairQueue(sources, 1 << 30)
+        for number in range(sources):
+            queue.put(Counted(number), "", 1)
+        Counted.looked_at = 0
+        for number in range(100):
+            queue.put(Counted(number), "", 1)
+        return Counted.looked_at
+
+    assert looked_at(4_000) <= 2 * looked_at(40)
+
+
+class Counted(int):
+    """A source that counts how often it is looked at."""
+
+    looked_at = 0
+
+    def __hash__(self) -> int:
+        Counted.looked_at += 1
+        return super().__hash__()
+
+    def __eq__(self, other: object) -> bool:
+        return super().__eq__(other)
