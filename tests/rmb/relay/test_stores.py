@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import tracemalloc
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -272,6 +273,50 @@ async def test_the_largest_sender_makes_room_for_others_in_a_full_queue(memory: 
     with pytest.raises(StoreFull):
         await store.push(BOB, envelope(), NOW, NOW + 300, 666)
     assert await texts(store) == [*(f"flood {number}" for number in range(2, 10)), "mine", "yours"]
+
+
+@pytest_twisted.ensureDeferred
+async def test_short_envelopes_of_many_do_not_displace_a_long_one_from_a_full_queue(memory: Any) -> None:
+    store = memory(queue_envelopes=100)
+    for number in range(100):
+        await push(store, f"before {number}", source=10 + number % 10)
+    await push(store, "long", source=1, size=100_000)
+    for number in range(100):
+        with pytest.raises(StoreFull):
+            await store.push(BOB, envelope(), NOW, NOW + 300, 11 + number % 9)
+    await push(store, "another", source=2)
+    assert len(await texts(store)) == 100
+    assert (await texts(store))[-2:] == ["long", "another"]
+
+
+def test_a_full_queue_knows_who_has_most_envelopes_in_it(connection: sqlite3.Connection) -> None:
+    numbers = random.Random(1)
+    table = QueueTable(connection, QueueLimits(queue_envelopes=60))
+    made_room = 0
+    for at in range(3_000):
+        before = counts(connection)
+        source = numbers.randrange(4 if numbers.random() < 0.7 else 40)
+        try:
+            table.push(connection, "7", bytes(numbers.randrange(1_000)), NOW, NOW + 300, source)
+        except StoreFull:
+            assert before.total() == 60
+            assert before[source] + 1 >= max(before.values())
+        else:
+            losers = before - counts(connection)
+            assert losers.total() == (before.total() == 60)
+            assert all(before[one] == max(before.values()) > before[source] + 1 for one in losers)
+            made_room += losers.total()
+        if at % 300 == 299:  # the session comes and reads
+            ids = [
+                number for (number,) in connection.execute("SELECT id FROM waiting LIMIT ?", (numbers.randrange(61),))
+            ]
+            table.delete(connection, "7", ids)
+    assert made_room > 100
+
+
+def counts(connection: sqlite3.Connection) -> Counter[int]:
+    """How many envelopes each sender has in the store, counted anew."""
+    return Counter(source for (source,) in connection.execute("SELECT source FROM waiting"))
 
 
 @pytest_twisted.ensureDeferred

@@ -28,8 +28,8 @@ class QueueLimits:
     """How much may wait. Bytes include :data:`ROW_BYTES` for each envelope. In memory or a file they also include twice the
     name of its session, and, except for the limit of one queue, :data:`QUEUE_BYTES` for each sender in a queue.
 
-    When a queue, the queues of a twin, or the store is full, the sender with the most bytes there loses: its oldest
-    envelopes are evicted for those of others, and its own new ones are refused.
+    When a queue, the queues of a twin, or the store is full, the sender with the most bytes there loses, or that with the most
+    envelopes in a queue with too many: its oldest envelopes are evicted for those of others, and its own new ones are refused.
     """
 
     #: Envelopes in one queue: the public relay's MAXLEN.

@@ -24,6 +24,7 @@ from dmsg.glue.memory import give_memory_back
 from dmsg.rmb.core.address import SessionAddress
 from dmsg.rmb.relay.errors import StoreError, StoreFull, StoreUnavailable
 from dmsg.rmb.relay.stores.base import KEPT_S, QUEUE_BYTES, ROW_BYTES, QueueLimits, Stored
+from dmsg.sansio.weights import Weights
 
 #: Expired rows that are deleted in one go, and the seconds between two goes.
 PURGE_ROWS: Final = 1000
@@ -70,11 +71,13 @@ _ROWS_OF: Final = {
 class _Account:
     """How much waits in one scope, in total and of each sender."""
 
-    __slots__ = ("_first", "_least", "by_source", "bytes", "envelopes")
+    __slots__ = ("_first", "_least", "by_source", "bytes", "envelopes", "numbers")
 
     def __init__(self) -> None:
         self.envelopes = self.bytes = 0
         self.by_source: dict[int, int] = {}
+        #: How many envelopes each sender has, in a queue that was full of them lately.
+        self.numbers: Weights[int] | None = None
         #: Once the largest sender was asked for: the senders with at least so many bytes, among them the largest.
         self._least = float("inf")
         self._first: dict[int, None] | None = None
@@ -82,6 +85,8 @@ class _Account:
     def add(self, source: int, size: int) -> None:
         self.envelopes += 1
         self.bytes += size
+        if self.numbers is not None:
+            self.numbers.add(source, 1)
         held = self.by_source[source] = self.by_source.get(source, 0) + size
         if self._first is not None and held >= self._least:
             self._first[source] = None
@@ -89,6 +94,8 @@ class _Account:
     def remove(self, source: int, size: int) -> None:
         self.envelopes -= 1
         self.bytes -= size
+        if self.numbers is not None:
+            self.numbers.add(source, -1)
         left = self.by_source[source] - size
         if left:
             self.by_source[source] = left
@@ -223,15 +230,21 @@ class QueueTable:
             raise StoreFull(scope)
         of_scope: dict[str, tuple[str | int, ...]] = {"queue": (session,), "twin": (int(twin),), "store": ()}
         values = of_scope[scope]
-        while account.bytes + size > byte_limit or account.envelopes >= envelope_limit:
-            largest = account.largest()
-            if account.by_source.get(source, 0) + size >= account.by_source[largest]:
+        while (too_many := account.envelopes >= envelope_limit) or account.bytes + size > byte_limit:
+            if too_many:
+                numbers = self._numbers(connection, session)
+                largest = numbers.largest()
+                is_largest = numbers[source] + 1 >= numbers[largest]
+            else:
+                largest = account.largest()
+                is_largest = account.by_source.get(source, 0) + size >= account.by_source[largest]
+            if is_largest:
                 raise StoreFull(scope)
             rows = connection.execute(
                 f"SELECT id, session, source, length(data) FROM waiting WHERE {_ROWS_OF[scope]} ORDER BY id LIMIT ?",
-                (*values, largest, EVICTED_ROWS),
+                (*values, largest, 1 if too_many else EVICTED_ROWS),
             ).fetchall()
-            needed = max(1, account.bytes + size - byte_limit)
+            needed = 1 if too_many else account.bytes + size - byte_limit
             evicted = 0
             for row in rows:
                 evicted += 1
@@ -239,6 +252,18 @@ class QueueTable:
                 if needed <= 0:
                     break
             self._delete(connection, rows[:evicted])
+
+    def _numbers(self, connection: Connection, session: str) -> Weights[int]:
+        """How many envelopes each sender has in a full queue; kept until the queue is half empty."""
+        queue = self._queues[session]
+        if queue.numbers is None:
+            queue.numbers = Weights()
+            rows = connection.execute(
+                "SELECT source, count(*) FROM waiting WHERE session = ? GROUP BY source", (session,)
+            )
+            for source, number in rows:
+                queue.numbers.add(source, number)
+        return queue.numbers
 
     def _has_disk(self, connection: Connection, size: int, now: float) -> bool:
         """Whether the disk has room for an envelope, and after that still enough to delete all rows."""
@@ -276,6 +301,8 @@ class QueueTable:
             size, twin = _size(session, length), _twin(session)
             queue, of_twin = self._queues[session], self._twins[twin]
             queue.remove(source, size)
+            if 2 * queue.envelopes < self._limits.queue_envelopes:
+                queue.numbers = None
             if not queue.envelopes:
                 del self._queues[session]
             size += self._for_queue(session, source)
