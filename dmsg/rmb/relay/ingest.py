@@ -28,6 +28,7 @@ from dmsg.rmb.core.twin import Twin
 from dmsg.rmb.core.wire import Envelope, parse_envelope
 from dmsg.rmb.relay.errors import NotTrusted, Refused
 from dmsg.rmb.relay.federation import ACCEPTED
+from dmsg.rmb.relay.lanes import Room
 from dmsg.rmb.relay.lookups import LookUps
 from dmsg.rmb.relay.peering import BATCH_BYTES, HEADER, Body, Verifier, join_statuses, split_envelopes
 from dmsg.rmb.relay.posting import ONE_TYPE
@@ -38,6 +39,9 @@ MOST_ENVELOPES: Final = 1024
 #: Look-ups of twins for one known relay at a time. A post may have 1,024 envelopes for as many twins. That is more than a
 #: registry that asks a chain will queue, and it would refuse the look-ups of others.
 LOOK_UPS_PER_RELAY: Final = 32
+#: Posts of strangers that wait for look-ups or the store at a time; a network may have as many as it leaves free. So it has more
+#: than look-ups, and known relays have places for the bodies of their posts (:mod:`dmsg.rmb.relay.api`).
+UNDECIDED_POSTS: Final = 48
 #: Bytes of the envelopes' lengths in a post.
 _LENGTHS_BYTES: Final = 4 * MOST_ENVELOPES
 #: Seconds after which envelopes are refused that the registry and the store have not decided: the other relay gives up after
@@ -91,6 +95,8 @@ class Ingest(Resource):
         self._accept = accept
         self._of_relays = LookUps(registry, LOOK_UPS_PER_RELAY, clock=clock)
         self._of_strangers = LookUps(registry, clock=clock)
+        #: The posts of strangers that are not decided, by their networks.
+        self._undecided = Room(UNDECIDED_POSTS)
         self._verifier = verifier
         self._unix_time = unix_time
         self._domains = frozenset(domain.lower() for domain in domains)
@@ -106,8 +112,11 @@ class Ingest(Resource):
         request.notifyFinish().addErrback(lambda _: None)  # the envelopes are handed on even if the client goes away
         host = client_host(request)
         content = request.content.getvalue()
+        stranger = Origin.of(host).network
         try:
             kind, relay = self._kind(request.getHeader(_HEADER), content, host)
+            if not relay and not self._undecided.has(stranger, 1):
+                raise Refused(_TOO_MANY, "too many requests", Reason.LIMITS_EXCEEDED)
             envelopes = [content] if kind is Body.ONE else split_envelopes(content, MOST_ENVELOPES)
         except Refused as error:
             self._refused(host, error.why)
@@ -116,8 +125,10 @@ class Ingest(Resource):
             self._refused(host, Reason.ENVELOPE_MALFORMED)
             self._respond(request, 400, b"bad request: malformed")
         else:
+            if not relay:
+                self._undecided.take(stranger, 1)
             take = partial(
-                self._take, look_up=self._look_up_of(relay, host), trusted=bool(relay), only=kind is Body.CONNECTED
+                self._take, look_up=self._look_up_of(relay, stranger), trusted=bool(relay), only=kind is Body.CONNECTED
             )
             outcomes: list[int | Refused] = [_GIVEN_UP] * len(envelopes)
             left, pending = deque(enumerate(envelopes)), []
@@ -130,6 +141,8 @@ class Ingest(Resource):
                 taking.addCallback(lambda _: self._flush())
             deadline = self._clock.callLater(DECIDED_S, _cancel, pending) if pending else None
             decided = DeferredList(pending, consumeErrors=True)
+            if not relay:
+                decided.addCallback(lambda _: self._undecided.give_back(stranger, 1))
             decided.addCallback(lambda _: self._decided(outcomes, request, host, kind, deadline))
             decided.addErrback(lambda failure: _log.failure("a post from another relay failed", failure))
         return NOT_DONE_YET
@@ -147,11 +160,11 @@ class Ingest(Resource):
                 raise Refused(401, "only relays that know each other may post here", error.why) from None
             return Body.ONE, ""
 
-    def _look_up_of(self, relay: str, host: str) -> _LookUp:
-        """The function that looks up twins for the sender of a post."""
+    def _look_up_of(self, relay: str, stranger: str) -> _LookUp:
+        """The function that looks up twins for the sender of a post: a known relay, or the network of a stranger."""
         if relay:
             return partial(self._of_relays.get, network=relay)
-        return partial(self._of_strangers.get, network=Origin.of(host).network)
+        return partial(self._of_strangers.get, network=stranger)
 
     def _decided(
         self, outcomes: list[int | Refused], request: Any, host: str, kind: Body, deadline: IDelayedCall | None

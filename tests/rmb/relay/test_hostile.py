@@ -8,14 +8,19 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from twisted.internet.defer import ensureDeferred
+from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.task import deferLater
 
+from dmsg.crypto import ed25519
 from dmsg.rmb.core.address import SessionAddress
+from dmsg.rmb.core.wire import Envelope
+from dmsg.rmb.relay.api import RelayApi
+from dmsg.rmb.relay.ingest import Ingest
+from dmsg.rmb.relay.peering import HEADER, Body, Signer, Verifier
 from dmsg.rmb.twins.cache import TwinCache
 from dmsg.sansio.websocket import apply_mask
 
-from .conftest import Client, World, result_of
+from .conftest import HOST, Client, World, result_of
 
 BINARY, CONTINUATION, FIN = 0x02, 0x00, 0x80
 
@@ -237,6 +242,52 @@ def test_a_flood_to_twins_that_do_not_exist_does_not_keep_others_from_being_look
     assert result_of(newcomer) == SessionAddress(4)
     assert alice.envelopes == [] and len(mallory.envelopes) < 1_000
     world.network.advance(200)
+
+
+def test_posts_of_strangers_that_wait_for_look_ups_leave_places_to_relays_that_are_known(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there, chain = world.registry.twins, Deferred[None]()
+
+    async def ask_the_chain(number: int) -> Any:
+        if number not in there:
+            await chain
+        return there.get(number)
+
+    monkeypatch.setattr(world.registry, "get", ask_the_chain)
+    friend, relay = ed25519.SigningKey(bytes(32)), world.relay
+    verifier = Verifier(frozenset({HOST}), {"friend.example": friend.public_key})
+    ingest = Ingest(
+        relay.delivery.accept,
+        world.registry,
+        verifier,
+        world.unix_time,
+        domains=frozenset({HOST}),
+        open_to_all=True,
+        clock=world.network,
+        flush=relay.flush,
+    )
+    world.site.resource = RelayApi(relay, {}, ingest)
+
+    def envelope(twin: int) -> bytes:
+        made = Envelope(uid="x", timestamp=int(world.unix_time()), expiration=60)
+        made.source.twin, made.destination.twin = 1, twin
+        made.request.command = "work"
+        return made.SerializeToString()
+
+    def answers(host: str) -> list[str]:
+        return [world.http("POST", "/", envelope(100 + at), host=host)[9:12].decode() for at in range(60)]
+
+    assert answers("203.0.113.1") == [""] * 24 + ["429"] * 36
+    assert answers("203.0.113.2") == ["429"] * 60  # it is in the same network
+    assert answers("203.0.114.1") == [""] * 12 + ["429"] * 48
+    body = envelope(2)
+    header = Signer("friend.example", friend, os.urandom).header(HOST, Body.ONE, body, world.unix_time()).decode()
+    assert world.http("POST", "/", body, f"{HEADER}: {header}\r\n", host="203.0.113.3")[9:12] == b"202"
+    chain.callback(None)
+    world.network.advance(3)
+    assert world.site.bodies == 0
+    assert answers("203.0.113.1")[:24] == ["404"] * 24
 
 
 def test_an_envelope_cannot_be_sent_in_the_name_of_others(world: World, mallory: Client) -> None:
