@@ -1,4 +1,4 @@
-"""Fair sharing among twins: queues with turns, weights, tallies, room, time windows, limits."""
+"""Fair sharing among twins and relays: queues with turns, weights, tallies, room, time windows, limits, turns of posts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from dmsg.rmb.core.errors import InvalidLimit
 from dmsg.rmb.core.fair_queue import FairQueue
 from dmsg.rmb.core.limiter import FixedWindow, Limit, parse_limit
-from dmsg.rmb.relay.lanes import Room
+from dmsg.rmb.relay.lanes import Lane, Room
+from dmsg.rmb.relay.turns import AGAIN, PROMPT_S, Turns
+from dmsg.sansio.backoff import Backoff
 from dmsg.sansio.tally import Tally
 from dmsg.sansio.weights import Weights
 from fuzz.choices import Choices
@@ -15,12 +17,15 @@ from fuzz.oracles import as_text, outcome
 
 DICTIONARY = (b",", b" ", b"\t", b"\x1f", b"\xd9\xa3", b"100,1000000", b"999999999999999999", b"1000000000000000000")
 _SPACE = " \t\n\r\f\v"
+_TURNS = 0xFF
 
 
 def one_input(data: bytes) -> None:
     """The first byte chooses one of them; the rest are its operations."""
     choices = Choices(data)
-    (_queue, _weights, _tally, _room, _window, _limit)[choices.byte() % 6](choices)
+    kind = choices.byte()
+    # The last came later, and has one byte only so that inputs found before mean what they meant.
+    (_turns if kind == _TURNS else (_queue, _weights, _tally, _room, _window, _limit)[kind % 6])(choices)
 
 
 def _queue(choices: Choices) -> None:
@@ -191,6 +196,52 @@ def _limit(choices: Choices) -> None:
         assert limit == Limit(int(words[0]), int(words[1])) == parse_limit(f"{limit.count},{limit.bytes}")
 
 
+def _turns(choices: Choices) -> None:
+    """Posts stay within the limits, each kind of relay has its own line, and both take turns where both have room."""
+    posts, others = 1 + choices.byte() % 6, 1 + choices.byte() % 4
+    turns = Turns(posts, others)
+    lane = Lane(3, Backoff(1.0, 2.0))
+    owed: dict[str, int] = {}
+    under_way: list[tuple[str, bool]] = []
+    lines: dict[bool, list[str]] = {False: [], True: []}
+    last: bool | None = None
+    for _ in range(400):
+        if not choices.left:
+            break
+        relay = str(choices.byte() % 6)
+        is_prompt = owed.get(relay) == 0
+        slow = sum(not was_prompt for _, was_prompt in under_way)
+        room = {kind: len(under_way) < posts and (kind or slow < others) for kind in (False, True)}
+        assert turns.has_room(relay) is room[is_prompt]
+        match choices.below(4):
+            case 0:
+                if room[is_prompt]:
+                    assert turns.begin(relay) is is_prompt
+                    under_way.append((relay, is_prompt))
+            case 1:
+                if under_way:
+                    relay, was_prompt = under_way.pop(choices.byte() % len(under_way))
+                    took_s = (0.0, PROMPT_S, PROMPT_S + 1, None)[choices.byte() % 4]
+                    turns.end(relay, was_prompt, took_s)
+                    owed[relay] = AGAIN if took_s is None or took_s > PROMPT_S else max(0, owed.get(relay, 1) - 1)
+            case 2:
+                turns.wait(relay, lane)
+                if relay in lines[not is_prompt]:
+                    lines[not is_prompt].remove(relay)
+                if relay not in lines[is_prompt]:
+                    lines[is_prompt].append(relay)
+            case _:
+                ready = [kind for kind in (True, False) if lines[kind] and room[kind]]
+                turn = turns.next()
+                assert (turn is None) == (not ready)
+                if turn is not None:
+                    kind = ready[0] if len(ready) == 1 else not last
+                    assert turn == (lines[kind].pop(0), lane)
+                    last = kind
+        assert turns.under_way == len(under_way) <= posts
+        assert turns.waiting == sum(map(len, lines.values())) and bool(turns) == any(lines.values())
+
+
 def seeds() -> Iterator[bytes]:
     """A few operations of each."""
     put = b"".join(bytes((1, number % 3, 40 + number)) for number in range(9))
@@ -214,5 +265,5 @@ def seeds() -> Iterator[bytes]:
         b"9" * 19 + b",1",
     ):
         yield b"\x05" + text
-    for which in range(5):
+    for which in (*range(5), _TURNS):
         yield bytes((which,)) + bytes((number * 7919) % 251 for number in range(300))

@@ -311,9 +311,9 @@ class Relay:
             "outstanding": len(federation),
             "held": federation._held.used + len(federation._held._of),
             "charged": len(federation._by_relay),
-            "posting": federation._posting,
+            "posting": federation._turns.under_way,
             "busy lanes": sum(lane.busy for lane in federation._lanes.values()),
-            "in line": len(federation._in_line),
+            "in line": federation._turns.waiting,
             **{
                 f"session {session.address}": session.pending
                 + session.pending_bytes

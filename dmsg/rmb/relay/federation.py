@@ -7,7 +7,6 @@ refuses the envelope for good is not asked again, but the others are.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -28,6 +27,7 @@ from dmsg.rmb.core.wire import Envelope
 from dmsg.rmb.relay.errors import NotPosted
 from dmsg.rmb.relay.lanes import Held, Lane, Outgoing
 from dmsg.rmb.relay.peering import BATCH_BYTES
+from dmsg.rmb.relay.turns import Turns
 from dmsg.sansio.backoff import Backoff
 from dmsg.sansio.jitter import RandomNumbers
 
@@ -56,6 +56,8 @@ class FederationLimits:
     #: Posts under way, each over a connection, to one relay and to all relays. Above that, relays take turns.
     posts_per_relay: int = 4
     posts: int = 512
+    #: Of all, those to relays whose last answer took longer than a second, or that have not answered yet.
+    other_posts: int = 384
     #: Envelopes and bytes in a post to a relay that accepts several.
     batch_envelopes: int = 256
     batch_bytes: int = BATCH_BYTES
@@ -115,9 +117,8 @@ class Federation:
         self._held = Held()
         self._by_relay: dict[str, Held] = {}
         self._lanes: dict[str, Lane] = {}
-        self._posting = 0
-        #: Lanes that wait because the limit of posts is reached, and whether they are being given their turns.
-        self._in_line: OrderedDict[str, Lane] = OrderedDict()
+        #: The posts under way, and the lanes that wait for a turn; and whether these are being given their turns.
+        self._turns = Turns(self.limits.posts, self.limits.other_posts)
         self._calling = False
         self._sweeping: IDelayedCall | None = None
         self._idle: Waiters[None] = Waiters()
@@ -317,8 +318,8 @@ class Federation:
         lane.pumping = True
         unasked = 0
         while lane and lane.posting < limits.posts_per_relay:
-            if self._posting >= limits.posts:
-                self._in_line[relay] = lane
+            if not self._turns.has_room(relay):
+                self._turns.wait(relay, lane)
                 break
             knows = self._poster.knows(relay)
             batch = lane.take(limits.batch_envelopes if knows else 1, limits.batch_bytes)
@@ -331,15 +332,17 @@ class Federation:
                     break
                 continue
             lane.posting += 1
-            self._posting += 1
+            was_prompt = self._turns.begin(relay)
             posted = self._poster.post(relay, [outgoing.data for outgoing in batch], batch[0].connected_only)
-            posted.addBoth(self._posted, relay, lane, batch, self._clock.seconds())
+            posted.addBoth(self._posted, relay, lane, batch, self._clock.seconds(), was_prompt)
         lane.pumping = False
 
-    def _posted(self, outcome: Any, relay: str, lane: Lane, batch: list[Outgoing], began: float) -> None:
+    def _posted(
+        self, outcome: Any, relay: str, lane: Lane, batch: list[Outgoing], began: float, was_prompt: bool
+    ) -> None:
         lane.posting -= 1
-        self._posting -= 1
         now = self._clock.seconds()
+        self._turns.end(relay, was_prompt, now - began if isinstance(outcome, list) else None)
         failed = len(batch)
         if isinstance(outcome, list):
             asked = batch[0].connected_only
@@ -374,8 +377,8 @@ class Federation:
             self._advance(outgoing)
         if lane.closed(now) and not lane.clearing:
             self._clear(relay, lane)
-        if self._in_line:
-            self._in_line.setdefault(relay, lane)
+        if self._turns:
+            self._turns.wait(relay, lane)
             self._call_next()
         else:
             self._pump(relay, lane)
@@ -397,8 +400,8 @@ class Federation:
         if self._calling:
             return
         self._calling = True
-        while self._in_line and self._posting < self.limits.posts:
-            self._pump(*self._in_line.popitem(last=False))
+        while (turn := self._turns.next()) is not None:
+            self._pump(*turn)
         self._calling = False
 
     # --- ends ------------------------------------------------------------------------------------------------------

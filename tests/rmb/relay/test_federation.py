@@ -807,6 +807,7 @@ def test_posts_to_all_relays_are_bounded_and_relays_take_turns() -> None:
     assert len(bench.relays.posts) == 8
     answered = 0
     while "good" not in bench.relays.asked:
+        bench.clock.advance(1.5)
         bench.relays.answer_one(next(name for name in names if bench.relays.slow[name]))
         answered += 1
     assert answered <= 21
@@ -814,6 +815,29 @@ def test_posts_to_all_relays_are_bounded_and_relays_take_turns() -> None:
         assert sum(map(len, bench.relays.slow.values())) <= 8
         bench.relays.answer_one(next(name for name, open_ones in bench.relays.slow.items() if open_ones))
     assert bench.federation.accepted == 210 and len(bench.federation) == 0
+
+
+def test_hundreds_of_relays_that_hang_do_not_hold_up_one_that_is_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twins choose the names of their relays, and all may lead to one host."""
+    bench = Bench(posts=16, other_posts=12)
+    answer = bench.relays.post
+
+    def post(relay: str, envelopes: Any, connected_only: bool) -> Deferred[list[int]]:
+        if relay == "good":
+            return answer(relay, envelopes, connected_only)
+        hangs: Deferred[list[int]] = Deferred()
+        bench.clock.callLater(3, hangs.errback, NotPosted(Reason.TIMEOUT))
+        return hangs
+
+    monkeypatch.setattr(bench.relays, "post", post)
+    bench.submit("before", "good")
+    for number in range(300):
+        assert bench.submit(f"hangs{number}", f"hangs{number}", twin=100 + number, lifetime_s=600) is None
+    for number in range(60):
+        bench.submit(str(number), "good")
+        assert bench.relays.posts[-1] == ("good", [str(number)])
+        bench.clock.advance(1)
+    assert bench.federation.accepted == 61
 
 
 def test_hundreds_of_relays_that_fail_at_once_do_not_overflow_the_stack() -> None:
