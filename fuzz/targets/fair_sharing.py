@@ -59,7 +59,10 @@ def _queue(choices: Choices) -> None:
                 if line:
                     lines[turn] = line
         assert len(queue) == _count(lines) <= count and queue.size_bytes == _size(lines) <= size_bytes
-        assert len(queue._items) == len(queue._count) == len(lines) >= len(queue._bytes)
+        assert len(queue._lines) == len(lines)
+        if queue._ranks is not None:
+            counts, sizes = queue._ranks
+            assert len(counts) == len(lines) >= len(sizes) and sizes.total == _size(lines)
     left = [thing for line in lines.values() for thing, _ in line]
     assert sorted(queue.take() or 0 for _ in left) == sorted(left) and queue.take() is None
 
