@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import signal
 import subprocess
@@ -369,6 +371,25 @@ def test_two_at_once(spark: SparkSession, few: Lines, tmp_path: Path) -> None:
     _build(spark, tmp_path, few)
     assert read_manifest(spark, str(tmp_path)).generation == 2
     assert not note.exists()
+
+
+def test_a_note_with_a_wrong_time_or_damage_is_void(spark: SparkSession, tmp_path: Path) -> None:
+    """A machine whose clock is years ahead, and is killed, must not stop all others for years."""
+    note = tmp_path / "note.json"
+    ahead = lease.Owner("another machine", 1, "1", "a token", time.time() + 100 * lease.LEASE_S).to_json()
+    fields = json.loads(ahead)
+    damaged = [
+        json.dumps({**fields, name: value})
+        for name, value in (("at", None), ("at", "1"), ("at", math.inf), ("pid", ""))
+    ]
+    for text in (ahead, *damaged, "", "[]", "[" * 100_000):
+        note.write_text(text)
+        with lease.hold(spark, str(note), "work"):
+            assert lease.Owner.from_json(note.read_text()).pid == os.getpid()
+    a_little = lease.Owner("another machine", 1, "1", "a token", time.time() + lease.LEASE_S / 2).to_json()
+    note.write_text(a_little)
+    with pytest.raises(lease.BusyError), lease.hold(spark, str(note), "work"):
+        pass
 
 
 _KILLED = """

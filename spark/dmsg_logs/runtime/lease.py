@@ -3,7 +3,8 @@
 The note only keeps two runs from doing the same work. Correctness does not depend on it: commits are created once
 (:mod:`dmsg_logs.ingest.store`), and generations are shown whole (:mod:`dmsg_logs.tables.generations`). So the note may
 err, and errs on the side of letting work go on.
-A note is void when its process is gone (known at once on the same machine) or after ``LEASE_S`` (for other machines).
+A note is void when its process is gone (known at once on the same machine), or when its time is more than ``LEASE_S`` from
+now (for other machines), or when it is damaged.
 """
 
 from __future__ import annotations
@@ -29,6 +30,15 @@ LEASE_S: Final = 3600.0
 #: Notes this process holds: any other note with our process id is of a run that failed.
 _held: set[str] = set()
 
+#: Members of a note, and their types in JSON.
+_KINDS: Final[dict[str, tuple[type, ...]]] = {
+    "machine": (str,),
+    "pid": (int,),
+    "started": (str,),
+    "token": (str,),
+    "at": (int, float),
+}
+
 
 class BusyError(Exception):
     """Another run is at the same work."""
@@ -47,7 +57,7 @@ class Owner:
     def alive(self, now: float) -> bool:
         """Whether the run may still be at work."""
         if self.machine != _machine():
-            return now - self.at < LEASE_S
+            return abs(now - self.at) < LEASE_S  # a clock that was wrong must not keep others out for years
         if self.pid == os.getpid():
             return self.token in _held
         return _started(self.pid) == self.started != ""
@@ -60,9 +70,12 @@ class Owner:
     def from_json(cls, text: str) -> Owner:
         """The owner of :meth:`to_json`; ``ValueError`` for anything else."""
         try:
-            return cls(**json.loads(text))
-        except TypeError as error:
+            owner = cls(**json.loads(text))
+        except (TypeError, RecursionError) as error:
             raise ValueError(str(error)) from None
+        if not all(type(getattr(owner, name)) in kinds for name, kinds in _KINDS.items()):
+            raise ValueError("not the note of a run")
+        return owner
 
 
 @contextlib.contextmanager
