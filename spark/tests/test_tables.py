@@ -436,3 +436,15 @@ def test_a_frame_with_other_columns_is_not_written(spark: SparkSession, tmp_path
 def test_the_manifest_reads_what_it_writes() -> None:
     manifest = Manifest(3, "c0de", [1, 2], 5.0, {"a": "a/v=1"}, {"a": 7}, {}, [])
     assert Manifest.from_json(manifest.to_json()) == manifest
+
+
+def test_a_damaged_manifest_is_named(spark: SparkSession, tmp_path: Path) -> None:
+    path = tmp_path / tables.MANIFEST
+    whole = Manifest(3, "c0de", [1, 2], 5.0, {"a": "a/v=1"}, {"a": 7}).to_json().encode()
+    damaged = (b"", b"x", whole[:60], b"\xff", b"null", b"[]", whole.replace(b'"code"', b'"cod"'), b"[" * 100_000)
+    for content in (*damaged, whole.replace(b'"version": 1', b'"version": 2')):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=f"{path}: "):
+            read_manifest(spark, str(tmp_path))
+    path.write_bytes(whole)
+    assert read_manifest(spark, str(tmp_path)).generation == 3

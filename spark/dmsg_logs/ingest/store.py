@@ -82,6 +82,16 @@ KEYS: Final = StructType(
 )
 
 
+#: Members of a commit, and their types in JSON.
+_KINDS: Final[dict[str, tuple[type, ...]]] = {
+    "batch": (int,),
+    "run": (str,),
+    "states": (dict,),
+    "boots": (list, type(None)),
+    "files": (list,),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Commit:
     """One batch of the table.
@@ -104,8 +114,12 @@ class Commit:
     @classmethod
     def from_json(cls, text: str) -> Commit:
         """The commit of :meth:`to_json`, which may have more fields; ``ValueError`` for anything else."""
-        fields = json.loads(text)
-        lacking = cls.__slots__ if type(fields) is not dict else [each for each in cls.__slots__ if each not in fields]
+        try:
+            fields = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"it is not JSON: {error}") from None
+        found = fields if type(fields) is dict else {}
+        lacking = [each for each, kinds in _KINDS.items() if type(found.get(each, ...)) not in kinds]
         if lacking:
             raise ValueError(f"a commit of the events has no {', '.join(lacking)}: it is of another program or version")
         return cls(**{each: fields[each] for each in cls.__slots__})
@@ -152,19 +166,46 @@ def commits(
     """All batches of the table, ascending; those ``known`` from an earlier call are not read again.
 
     With ``of`` they have only the accounts of files with these identities: a fleet makes millions of files in a year.
+    Raises ``ValueError`` that names the file of a commit which is damaged, or of another program or version.
     """
-    found = {each.batch: each for each in known}
-    new = [commit_path(tables, each) for each in commit_numbers(spark, tables) if each not in found]
-    texts: Iterator[str]
-    if len(new) <= _FEW:
-        texts = (paths.read_text(spark, each) for each in new)
-    else:
-        read = spark.read.text([paths.literally(each) for each in new])
-        texts = (row[0] for row in read.toLocalIterator())
-    made = (Commit.from_json(text) for text in texts)
+    have = {each.batch for each in known}
+    new = [each for each in commit_numbers(spark, tables) if each not in have]
+    made = (_one_by_one if len(new) <= _FEW else _together)(spark, tables, new)
     if of is not None:
         made = (replace(each, files=[one for one in each.files if one["identity"] in of]) for each in made)
     return sorted([*known, *made], key=lambda each: each.batch)
+
+
+def _one_by_one(spark: SparkSession, tables: str, numbers: Sequence[int]) -> Iterator[Commit]:
+    for number in numbers:
+        path = commit_path(tables, number)
+        try:
+            text = paths.read_text(spark, path)
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path}: {error}") from None
+        yield _parsed(text, path, number)
+
+
+def _together(spark: SparkSession, tables: str, numbers: Sequence[int]) -> Iterator[Commit]:
+    """The same by a job of Spark, in any order."""
+    read = spark.read.text([paths.literally(commit_path(tables, each)) for each in numbers])
+    left = set(numbers)
+    for text, uri in read.select("value", F.input_file_name()).toLocalIterator():
+        number = int(uri.rpartition("/")[2][:BATCH_DIGITS])
+        left.discard(number)
+        yield _parsed(text, commit_path(tables, number), number)
+    for number in sorted(left):  # Spark has no row for an empty file: its batch would be left out silently
+        yield _parsed("", commit_path(tables, number), number)
+
+
+def _parsed(text: str, path: str, number: int) -> Commit:
+    try:
+        commit = Commit.from_json(text)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    if commit.batch != number:
+        raise ValueError(f"{path}: it is the commit of batch {commit.batch}")
+    return commit
 
 
 def last_batch(spark: SparkSession, tables: str) -> int:

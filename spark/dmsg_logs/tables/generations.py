@@ -150,19 +150,32 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: str) -> Manifest:
-        """The manifest of :meth:`to_json`; ``ValueError`` for another format or version."""
-        fields = json.loads(text)
-        if (fields.pop("format", None), fields.pop("version", None)) != (_FORMAT, _FORMAT_VERSION):
-            raise ValueError(f"{MANIFEST} is not one of this program's")
-        return cls(**fields)
+        """The manifest of :meth:`to_json`; ``ValueError`` for anything else, also for another format or version."""
+        try:
+            fields = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"it is not JSON: {error}") from None
+        if type(fields) is not dict or (fields.pop("format", 0), fields.pop("version", 0)) != (
+            _FORMAT,
+            _FORMAT_VERSION,
+        ):
+            raise ValueError("it is not one of this program's")
+        try:
+            return cls(**fields)
+        except TypeError:
+            raise ValueError("it has other members than one of this program's") from None
 
 
 def read_manifest(spark: SparkSession, tables: str) -> Manifest:
-    """The current manifest; ``NoTables`` before the first generation is complete."""
+    """The current manifest; ``NoTables`` before the first generation is complete, and ``ValueError`` that names the file if
+    it is damaged, or of another program or version."""
+    path = paths.join(tables, MANIFEST)
     try:
-        return Manifest.from_json(paths.read_text(spark, paths.join(tables, MANIFEST)))
+        return Manifest.from_json(paths.read_text(spark, path))
     except FileNotFoundError:
         raise NoTables(f"no tables have been built in {tables}") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
 
 
 def read_table(spark: SparkSession, tables: str, name: str) -> DataFrame:
