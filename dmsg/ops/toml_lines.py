@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Sequence
 from typing import Any, Final
@@ -22,18 +23,22 @@ def line_of(text: str, place: Sequence[str]) -> int:
     It is the last line with the name for which the part of the document before the line can be parsed and does not have the
     value. The part before a line inside of a longer value cannot be parsed.
     """
-    if len(text) > _LIMIT_CHARACTERS or not _has(tomllib.loads(text), place):
+    if len(text) > _LIMIT_CHARACTERS or not _has(_parsed(text), place):
         return 0
     lines = text.split("\n")
     named = [number for number, line in enumerate(lines) if place[-1] in line]
     for number in reversed(named[-_LIMIT_LINES:]):
-        try:
-            before: Any = tomllib.loads("\n".join(lines[:number]) + "\n")
-        except (ValueError, RecursionError):
-            continue
-        if not _has(before, place):
+        before = _parsed("\n".join(lines[:number]) + "\n")
+        if before is not None and not _has(before, place):
             return number + 1
     return 0
+
+
+def _parsed(text: str) -> Any:
+    """The document; ``None`` where it cannot be parsed, which may also be because less of the stack is left than before."""
+    with contextlib.suppress(ValueError, RecursionError):
+        return tomllib.loads(text)
+    return None
 
 
 def _has(found: Any, place: Sequence[str]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 from hypothesis import given
@@ -68,3 +69,8 @@ def test_each_value_is_found_on_its_line(values: list[tuple[str, str, str]]) -> 
         lines.append(f"{name} = {json.dumps(value)}")
     document = "\n".join(lines) + "\n"
     assert {name: line_of(document, ["table", name]) for name in expected} == expected
+
+
+def test_nesting_that_exhausts_the_stack_here_and_did_not_where_the_document_was_parsed_is_no_error() -> None:
+    depth = sys.getrecursionlimit()
+    assert line_of(f"a = {'{b=' * depth}1{'}' * depth}\n", ["a"]) == 0
