@@ -22,6 +22,8 @@ from twisted.internet.protocol import Factory, Protocol
 from twisted.logger import Logger
 from zope.interface import implementer
 
+from dmsg.glue.connecting import tls_problem
+
 #: TCP connections that may wait to be accepted, unless the endpoint string says how many. Twisted's 50 are used up after one
 #: turn of a busy relay: the kernel then drops the packets of clients, who try again after a second. Linux allows 4,096.
 BACKLOG: Final = 1024
@@ -78,7 +80,11 @@ def listen_problem(error: Any) -> str:
     if isinstance(error, CannotListenError):
         error = error.socketError
     if isinstance(error, OSError) and error.strerror:
-        return error.strerror
+        # an endpoint with TLS names several files
+        return error.strerror if error.filename is None else f"{os.fsdecode(error.filename)}: {error.strerror}"
+    damaged = tls_problem(error)
+    if damaged:  # Twisted does not tell which of the files it is
+        return f"the file of its key, or of a certificate, is not whole, or has another format than PEM ({damaged})"
     return str(error) or type(error).__name__
 
 

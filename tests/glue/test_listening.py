@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_twisted
+from cryptography import x509
 from twisted.internet.endpoints import TCP4ClientEndpoint, TCP4ServerEndpoint
 from twisted.internet.error import CannotListenError
 
-from dmsg.glue.listening import TakenPort
+from dmsg.glue.listening import TakenPort, listen_problem, server_endpoint
 from dmsg.testing.memory import MemoryNetwork
 from dmsg.testing.probes import ConformanceProtocol, OneProtocolFactory
 
@@ -59,3 +62,30 @@ async def test_a_port_in_use_cannot_be_taken() -> None:
     await TakenPort.take(endpoint)
     with pytest.raises(CannotListenError):
         await TakenPort.take(endpoint)
+
+
+@pytest.mark.parametrize("damaged", ["key.pem", "certificate.pem"])
+def test_what_is_wrong_with_the_files_of_tls_is_told_in_words(
+    reactor: Any, tmp_path: Path, self_signed: Any, damaged: str
+) -> None:
+    """Not as a list of OpenSSL's tuples."""
+    certificate, key = re.findall(rb"-----BEGIN.*?-----END[^\n]*\n", self_signed(x509.DNSName("site")), re.DOTALL)
+    (tmp_path / "key.pem").write_bytes(key)
+    (tmp_path / "certificate.pem").write_bytes(certificate)
+    whole = (tmp_path / damaged).read_bytes()
+    for content in (b"", b"\0" * 100, whole[: len(whole) // 2]):
+        (tmp_path / damaged).write_bytes(content)
+        with pytest.raises(Exception, match=r"routines") as caught:
+            server_endpoint(reactor, f"ssl:0:privateKey={tmp_path}/key.pem:certKey={tmp_path}/certificate.pem")
+        problem = listen_problem(caught.value)
+        assert problem.startswith(
+            "the file of its key, or of a certificate, is not whole, or has another format than PEM"
+        )
+        assert "[" not in problem
+
+
+def test_a_file_of_tls_that_is_missing_is_named(reactor: Any, tmp_path: Path) -> None:
+    path = tmp_path / "missing.pem"
+    with pytest.raises(OSError) as caught:
+        server_endpoint(reactor, f"ssl:0:privateKey={path}")
+    assert listen_problem(caught.value) == f"{path}: No such file or directory"
