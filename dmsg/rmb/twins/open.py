@@ -45,8 +45,12 @@ def check_registry(path: str | None, urls: Sequence[str]) -> None:
 
 def check_registry_file(path: str) -> None:
     """Raise ``ConfigError`` unless the file exists: in a new file no twin would exist."""
-    if not os.path.exists(path):
-        raise ConfigError("registry", f"{path}: there is no such file; dmsg rmb twin create makes one")
+    try:
+        os.stat(path)
+    except FileNotFoundError:
+        raise ConfigError("registry", f"{path}: there is no such file; dmsg rmb twin create makes one") from None
+    except OSError as error:  # it may well exist, behind a directory that is closed to us
+        raise ConfigError("registry", f"{path} cannot be used ({error.strerror})") from None
 
 
 def open_registry(

@@ -9,7 +9,7 @@ from twisted.internet import reactor
 from dmsg.errors import ConfigError
 from dmsg.rmb.core.keys import KeyType, TwinKey
 from dmsg.rmb.twins.blocks import BlockConfig
-from dmsg.rmb.twins.open import open_registry, parse_genesis
+from dmsg.rmb.twins.open import check_registry_file, open_registry, parse_genesis
 from dmsg.rmb.twins.substrate import Substrate
 from dmsg.rmb.twins.table import TwinTable
 from tests.rmb.twins.fake_node import Chain, FakeNode
@@ -26,6 +26,18 @@ async def test_a_file(tmp_path):
     registry = open_registry(reactor, str(tmp_path / "twins"))
     assert await registry.find(KEY.account) == 1
     await registry.close()
+
+
+def test_a_file_that_cannot_be_reached_is_not_told_to_be_missing(tmp_path):
+    """It would be made anew at a wrong place, or not at all."""
+    (tmp_path / "file").touch()
+    (tmp_path / "loop").symlink_to("loop")
+    for path, why in (("file/twins", "Not a directory"), ("loop", "Too many levels of symbolic links")):
+        with pytest.raises(ConfigError) as caught:
+            check_registry_file(str(tmp_path / path))
+        assert str(caught.value) == f"registry: {tmp_path / path} cannot be used ({why})"
+    with pytest.raises(ConfigError, match="there is no such file; dmsg rmb twin create makes one"):
+        check_registry_file(str(tmp_path / "twins"))
 
 
 @pytest_twisted.ensureDeferred
