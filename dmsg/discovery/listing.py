@@ -126,9 +126,13 @@ class NetworkRoster:
         part = []
         for turn, names in enumerate(turns):
             # Networks stay in the order in which they were drawn, and relays in that of their network: put in order by a draw
-            # of their own, a bad relay would come first a 4,096th as often as others, and not a 64th.
-            waits = sorted(_wait(self._best.get(name, 1.0), random) for name in names)
-            part += [(taken[name] + turn, wait, drawn[name][turn]) for name, wait in zip(names, waits, strict=True)]
+            # of their own, a bad relay would come first a 4,096th as often as others, and not a 64th. So each network waits
+            # as long as the first of those that are left does.
+            weights = [self._best.get(name, 1.0) for name in names]
+            wait = 0.0
+            for name, left in zip(names, reversed(list(accumulate(reversed(weights)))), strict=True):
+                wait += _wait(left, random)
+                part.append((taken[name] + turn, wait, drawn[name][turn]))
         for name, keys in drawn.items():
             taken[name] += len(keys)
         return part

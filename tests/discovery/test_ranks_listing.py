@@ -146,6 +146,24 @@ async def test_a_rank_is_weighed_once(case: str, make_entry: Any, now_ns: int, m
 
 
 @pytest_twisted.ensureDeferred
+async def test_a_rank_is_weighed_behind_the_first_place_too(make_entry: Any, now_ns: int) -> None:
+    memory, scores = MemoryStore(random=random.Random(1)), {}
+    for at in range(12):
+        entry = make_entry(f"relay {at}", address=f"10.0.{at}.1:80")
+        await memory.put(entry, now_ns)
+        if at < 8:
+            scores[entry.static.raw] = 0 if at else 1000
+    ranks = ranks_of(scores, now_ns)
+    listing = ServerListing(memory, random.Random(12), lambda: ranks)
+    draws = best = 0
+    while draws < 4000:
+        keys = [entry.static.raw for entry in await listing.servers(64, now_ns)]
+        ahead = keys[: keys.index(entry.static.raw)]  # of the last one, which has no rank
+        draws, best = draws + 1, best + any(scores.get(key) for key in ahead)
+    assert_share(best, draws, weight(1000) / (weight(1000) + weight(500)))
+
+
+@pytest_twisted.ensureDeferred
 async def test_without_ranks_or_with_old_ones_all_are_equal(store: Any, put: Any, now_ns: int) -> None:
     entries = await put(5)
     stale = ranks_of({entries[0].static.raw: 1000}, now_ns - 1000 * NS)
