@@ -62,7 +62,8 @@ def _is_due_to_go(record: RelayRecord, idle: list[RelayRecord]) -> bool:
     """Whether ``record`` is one of ``idle`` (relays of one target that are not proved) that makes room for another."""
     sources = Counter(one.source for one in idle)
     largest = [one for one in idle if sources[one.source] == max(sources.values())]
-    return record in largest and (record.failures > 0 or not any(one.failures for one in largest))
+    failed = [one for one in largest if one.failures]
+    return record in largest and record.offered_at == min(one.offered_at for one in failed or largest)
 
 
 @dataclass(eq=False)

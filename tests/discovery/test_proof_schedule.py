@@ -476,6 +476,17 @@ def test_a_flood_of_many_sources_does_not_make_a_relay_lose_its_place_before_its
     assert driver.is_listed("honest")
 
 
+@pytest.mark.parametrize("full", ["the table", "the target"])
+def test_what_is_registered_again_gives_its_place_up_last(full: str) -> None:
+    limits = ProofLimits(relays=3) if full == "the table" else ProofLimits(relays_per_network=3)
+    schedule = ProofSchedule(limits, Random(1), 0.0)
+    names = ["first", "second", "third", "first", "fourth"]
+    for now, name in enumerate(names):
+        network = names.index(name) if full == "the table" else 0
+        schedule.offer(key(name), HostPort(f"20.0.{network}.{names.index(name) + 1}", 80), "40.0.0.1", now)
+    assert {name for name in names if key(name).raw in schedule} == {"first", "third", "fourth"}
+
+
 def test_one_network_has_a_bounded_number_of_records() -> None:
     limits = ProofLimits(relays_per_network=20)
     driver = Driver(good, limits)

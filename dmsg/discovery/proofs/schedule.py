@@ -355,7 +355,7 @@ class ProofSchedule:
         most = max(sources.values())
         # of the source that has the most there, so that strangers do not push out the relay that is there
         largest = [one for one in unproved if sources[one.source] == most]
-        return self._give_way(next((one for one in largest if one.failures), largest[0]))
+        return self._give_way(min(largest, key=lambda one: (not one.failures, one.offered_at)))
 
     def _give_way(self, victim: RelayRecord | None) -> bool:
         if victim is not None:
