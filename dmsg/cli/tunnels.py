@@ -182,9 +182,9 @@ def _port_of(endpoint: str) -> int:
     kind, *unnamed = unnamed
     if kind.lower() not in ("tcp", "tls", "ssl") or "endpoint" in named:  # TLS then connects to that endpoint
         return 1
-    if len(unnamed) > 1:
-        return int(unnamed[1])
-    return int(named["port"] if "port" in named else unnamed[0])
+    if len(unnamed) == 1 and "host" in named:
+        return int(unnamed[0])  # also where there is a port= besides
+    return int(unnamed[1] if len(unnamed) == 2 or "port" not in named else named["port"])
 
 
 def _meant(text: str, endpoint: str, example: str) -> str:

@@ -338,6 +338,7 @@ async def test_what_is_not_an_endpoint_is_answered_with_one(bench, text, exposed
         *("tcp:host=127.0.0.1:port=99999", "tcp:port=0:host=127.0.0.1"),
         *("tcp:host=127.0.0.1:timeout=5:port=99999", "tcp:timeout=5:127.0.0.1:99999", "tcp:127.0.0.1:timeout=5:99999"),
         *("TCP:127.0.0.1:99999", r"tcp:a\=b:99999", r"tcp:a\\:99999", "tcp:host=a:127.0.0.1:99999"),
+        *("tcp:host=127.0.0.1:99999:port=22", "tcp:host=127.0.0.1:port=99999:a:22:b"),
     ],
 )
 @pytest_twisted.ensureDeferred
@@ -351,6 +352,7 @@ async def test_a_port_that_is_none_is_refused_before_a_connection_comes(bench, t
     "text",
     [
         *(r"tcp:a\=b:22", r"tcp:a\\:22", "tcp:host=a:127.0.0.1:22", "TCP:127.0.0.1:22", r"tcp:127.0.0.1:\22"),
+        *("tcp:host=127.0.0.1:22:port=99999", "tcp:host=127.0.0.1:port=22:a:99999:b"),
         *("tcp:127.0.0.1:22:port=99999", "unix:/run/a:timeout=99999", r"tls:example.com:0:endpoint=unix\:/run/a"),
     ],
 )
