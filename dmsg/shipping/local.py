@@ -147,14 +147,15 @@ def _claim(staging: str) -> BinaryIO:
         if not os.path.samestat(os.fstat(descriptor), os.stat(staging)):
             raise FileNotFoundError
     except OSError as error:
-        is_empty = not os.fstat(descriptor).st_size
         os.close(descriptor)
         if isinstance(error, BlockingIOError):
             raise ShippingError("unreadable", f"another shipper is writing {staging}") from None
         if isinstance(error, FileNotFoundError):
             raise ShippingError("unreadable", f"another shipper has just written {staging}") from None
-        if is_empty:  # a file system without locks, where nothing is ever delivered: it would stay
-            with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):
+            if not os.stat(
+                staging
+            ).st_size:  # a file system without locks, where nothing is ever delivered: it would stay
                 os.unlink(staging)
         raise
     return os.fdopen(descriptor, "r+b")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import os
 import re
@@ -280,6 +281,23 @@ def test_a_local_file_system_without_links(tmp_path: Path, content: tuple[str, C
     path, what = content
     NoLinks(str(root)).deliver(path, what)
     assert list(everything(root)) == [path]
+
+
+def test_a_file_that_another_host_has_removed_keeps_no_descriptor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on NFS."""
+
+    def stale(*_: object) -> None:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    before = len(os.listdir("/proc/self/fd"))
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "flock", stale)
+        patch.setattr(os, "fstat", stale)
+        with pytest.raises(OSError, match="Stale"):
+            local._claim(str(tmp_path / "a"))
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_local_file_system_without_locks_fails_and_keeps_no_descriptor_and_no_file(

@@ -53,17 +53,20 @@ class PartFile(HashedFile):
         self._may_reserve = True
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            status = os.fstat(self._descriptor)
         except BlockingIOError:
             self.close()
             raise TransferFailed("busy", name) from None
-        except OSError:  # a file system that knows no locks
-            if not os.fstat(self._descriptor).st_size:  # it would stay, because removing a part later takes its lock
-                path.unlink(missing_ok=True)
-                folder.gone(path)
+        except OSError:  # a file system that knows no locks, or a file that another host has removed
+            with contextlib.suppress(OSError):
+                if not os.fstat(
+                    self._descriptor
+                ).st_size:  # it would stay, because removing a part later takes its lock
+                    path.unlink(missing_ok=True)
+                    folder.gone(path)
             with contextlib.suppress(OSError):
                 self.close()
             raise
-        status = os.fstat(self._descriptor)
         if not stat.S_ISREG(status.st_mode):
             self.close()
             raise TransferFailed("storage", name)

@@ -202,6 +202,23 @@ def test_offers_leave_nothing_behind_on_a_file_system_without_locks(tmp_path, mo
     assert [one.read_bytes() for one in store.folder.iterdir()] == [b"half"]
 
 
+@pytest.mark.parametrize("failing", [["flock", "fstat"], ["fstat"]], ids="+".join)
+def test_a_part_that_another_host_has_removed_keeps_no_descriptor(tmp_path, monkeypatch, failing):
+    """As on NFS."""
+
+    def stale(*_):
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    store = PartStore(tmp_path)
+    before = set(os.listdir("/proc/self/fd"))
+    with monkeypatch.context() as patch:
+        for name in failing:
+            patch.setattr(fcntl if name == "flock" else os, name, stale)
+        with pytest.raises(OSError, match="Stale"):
+            store.open(SENDER, "a")
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
 def test_old_parts_are_removed_where_only_what_may_be_written_to_can_be_locked(tmp_path, monkeypatch):
     """As on NFS and SMB: see flock(2)."""
     lock = fcntl.flock
