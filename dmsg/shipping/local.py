@@ -153,9 +153,8 @@ def _claim(staging: str) -> BinaryIO:
         if isinstance(error, FileNotFoundError):
             raise ShippingError("unreadable", f"another shipper has just written {staging}") from None
         with contextlib.suppress(OSError):
-            if not os.stat(
-                staging
-            ).st_size:  # a file system without locks, where nothing is ever delivered: it would stay
+            is_empty = not os.stat(staging).st_size
+            if is_empty:  # a file system without locks, where nothing is ever delivered: it would stay
                 os.unlink(staging)
         raise
     return os.fdopen(descriptor, "r+b")

@@ -59,9 +59,8 @@ class PartFile(HashedFile):
             raise TransferFailed("busy", name) from None
         except OSError:  # a file system that knows no locks, or a file that another host has removed
             with contextlib.suppress(OSError):
-                if not os.fstat(
-                    self._descriptor
-                ).st_size:  # it would stay, because removing a part later takes its lock
+                is_empty = not os.fstat(self._descriptor).st_size
+                if is_empty:  # it would stay, because removing a part later takes its lock
                     path.unlink(missing_ok=True)
                     folder.gone(path)
             with contextlib.suppress(OSError):
