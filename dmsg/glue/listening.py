@@ -80,11 +80,13 @@ def listen_problem(error: Any) -> str:
     if isinstance(error, CannotListenError):
         error = error.socketError
     if isinstance(error, OSError) and error.strerror:
-        # an endpoint with TLS names several files
-        return error.strerror if error.filename is None else f"{os.fsdecode(error.filename)}: {error.strerror}"
+        # An endpoint with TLS names several files. The lock of a UNIX socket is a link: its first name is a process id.
+        path = error.filename if error.filename2 is None else error.filename2
+        return error.strerror if path is None else f"{os.fsdecode(path)}: {error.strerror}"
     damaged = tls_problem(error)
     if damaged:  # Twisted does not tell which of the files it is
-        return f"the file of its key, or of a certificate, is not whole, or has another format than PEM ({damaged})"
+        why = "is not whole, needs a passphrase, or has another format than PEM"
+        return f"the file of its key, or of a certificate, {why} ({damaged})"
     return str(error) or type(error).__name__
 
 

@@ -79,7 +79,7 @@ def test_what_is_wrong_with_the_files_of_tls_is_told_in_words(
             server_endpoint(reactor, f"ssl:0:privateKey={tmp_path}/key.pem:certKey={tmp_path}/certificate.pem")
         problem = listen_problem(caught.value)
         assert problem.startswith(
-            "the file of its key, or of a certificate, is not whole, or has another format than PEM"
+            "the file of its key, or of a certificate, is not whole, needs a passphrase, or has another format than PEM"
         )
         assert "[" not in problem
 
@@ -89,3 +89,12 @@ def test_a_file_of_tls_that_is_missing_is_named(reactor: Any, tmp_path: Path) ->
     with pytest.raises(OSError) as caught:
         server_endpoint(reactor, f"ssl:0:privateKey={path}")
     assert listen_problem(caught.value) == f"{path}: No such file or directory"
+
+
+@pytest_twisted.ensureDeferred
+async def test_the_path_of_a_unix_socket_is_named_where_there_is_no_directory(reactor: Any, tmp_path: Path) -> None:
+    """And not the process id that the link beside it, its lock, is to lead to."""
+    path = tmp_path / "missing" / "socket"
+    with pytest.raises(OSError) as caught:
+        await server_endpoint(reactor, f"unix:{path}").listen(OneProtocolFactory(ConformanceProtocol()))
+    assert listen_problem(caught.value) == f"{path}.lock: No such file or directory"
