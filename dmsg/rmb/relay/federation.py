@@ -56,7 +56,7 @@ class FederationLimits:
     #: Posts under way, each over a connection, to one relay and to all relays. Above that, relays take turns.
     posts_per_relay: int = 4
     posts: int = 512
-    #: Of all, those to relays whose last answer took longer than a second, or that have not answered yet.
+    #: Of all, those to relays that have not answered yet, or not always within a second the last 16 times.
     other_posts: int = 384
     #: Envelopes and bytes in a post to a relay that accepts several.
     batch_envelopes: int = 256
@@ -341,9 +341,19 @@ class Federation:
         self, outcome: Any, relay: str, lane: Lane, batch: list[Outgoing], began: float, was_prompt: bool
     ) -> None:
         lane.posting -= 1
-        now = self._clock.seconds()
-        self._turns.end(relay, was_prompt, now - began if isinstance(outcome, list) else None)
-        failed = len(batch)
+        took_s = self._clock.seconds() - began if isinstance(outcome, list) else None
+        try:
+            self._heard(outcome, relay, lane, batch, began)
+        finally:  # only now, so that envelopes which go to another relay do not take the place before lanes that wait for it
+            self._turns.end(relay, was_prompt, took_s)
+        if self._turns:
+            self._turns.wait(relay, lane)
+            self._call_next()
+        else:
+            self._pump(relay, lane)
+
+    def _heard(self, outcome: Any, relay: str, lane: Lane, batch: list[Outgoing], began: float) -> None:
+        now, failed = self._clock.seconds(), len(batch)
         if isinstance(outcome, list):
             asked = batch[0].connected_only
             told = [status for status in outcome if not (asked and status == _NOT_HERE)]
@@ -377,11 +387,6 @@ class Federation:
             self._advance(outgoing)
         if lane.closed(now) and not lane.clearing:
             self._clear(relay, lane)
-        if self._turns:
-            self._turns.wait(relay, lane)
-            self._call_next()
-        else:
-            self._pump(relay, lane)
 
     def _clear(self, relay: str, lane: Lane) -> None:
         """Reroute envelopes queued for a relay that does not answer, some in each turn, until the relay answers again."""

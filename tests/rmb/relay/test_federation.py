@@ -840,6 +840,28 @@ def test_hundreds_of_relays_that_hang_do_not_hold_up_one_that_is_prompt(monkeypa
     assert bench.federation.accepted == 61
 
 
+def test_envelopes_that_go_on_to_another_relay_do_not_overtake_relays_that_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A twin may name 16 relays."""
+    bench = Bench(posts=16, other_posts=12)
+    asked: list[str] = []
+
+    def post(relay: str, envelopes: Any, connected_only: bool) -> Deferred[list[int]]:
+        asked.append(relay)
+        hangs: Deferred[list[int]] = Deferred()
+        bench.clock.callLater(3, hangs.errback, NotPosted(Reason.TIMEOUT))
+        return hangs
+
+    monkeypatch.setattr(bench.relays, "post", post)
+    for number in range(60):
+        names = [f"hangs{number}-{at}" for at in range(10)]
+        assert bench.submit(f"hangs{number}", *names, twin=100 + number, lifetime_s=600) is None
+    bench.submit("waits", "good")
+    bench.pass_time(18, 0.5)
+    assert asked.index("good") == 60
+
+
 def test_hundreds_of_relays_that_fail_at_once_do_not_overflow_the_stack() -> None:
     bench = Bench(posts=1, failures_to_close=10**9)
     bench.relays.slow["slow"] = []
