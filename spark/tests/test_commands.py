@@ -321,4 +321,4 @@ def test_commits_of_another_format_are_an_error_in_one_line(
         result = _in_session(monkeypatch, _Lent(spark), "tables", "--tables", str(tmp_path))
         assert result.exit_code == 1
         error = json.loads(result.stdout.splitlines()[-1])["error"]
-        assert error.startswith("a commit of the events has no ") and about in error
+        assert error.startswith(f"{commit}: a commit of the events has no ") and about in error
