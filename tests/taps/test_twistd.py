@@ -252,7 +252,7 @@ def test_a_role_whose_sockets_were_removed_stops_in_order(
     assert [event["event"] for event in read_events(tmp_path / "events")][-2:] == ["drained", "server_stopped"]
     assert not list((tmp_path / "events").rglob("*.part"))
     assert "Traceback" not in program.text
-    assert "s was not closed well: No such file or directory" in program.text
+    assert "s was not closed well: s: No such file or directory" in program.text
 
 
 def test_a_socket_of_systemd_outlives_the_role(start: Start) -> None:
