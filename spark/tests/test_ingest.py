@@ -204,36 +204,6 @@ def test_files_that_tasks_leave_alone_take_no_job_each(
     assert {(row.file, row.problem) for row in told} == {(name, DAMAGED) for name in broken}
 
 
-def test_many_commits_are_read_at_any_path(spark: SparkSession, tmp_path: Path) -> None:
-    tables = str(tmp_path / "t[a]{b,c}")
-    made = [store.Commit(batch, f"{batch:08d}-x", {"good": batch}, ["b"], []) for batch in range(1, 43)]
-    for each in made:
-        path = Path(store.commit_path(tables, each.batch))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(each.to_json())
-    assert store.commits(spark, tables) == made
-    assert store.commits(spark, tables, made[:40]) == made
-
-
-@pytest.mark.parametrize("count", [3, 43])
-def test_a_damaged_commit_is_named(spark: SparkSession, tmp_path: Path, count: int) -> None:
-    """Whether few commits are read or many. Left out without a word, its batch would be missing from all tables."""
-    tables = str(tmp_path)
-    for batch in range(1, count + 1):
-        path = Path(store.commit_path(tables, batch))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(store.Commit(batch, f"{batch:08d}-x", {"good": batch}, ["b"], []).to_json())
-    path = Path(store.commit_path(tables, 2))
-    whole = path.read_bytes()
-    damaged = (b"", b"x", whole[:40], b"[]", whole.replace(b'"batch":2', b'"batch":9'))
-    for content in (*damaged, whole.replace(b'{"good":2}', b"[]"), b"[" * 100_000):
-        path.write_bytes(content)
-        with pytest.raises(ValueError, match=f"{path}: "):
-            store.commits(spark, tables)
-    path.write_bytes(whole)
-    assert len(store.commits(spark, tables)) == count
-
-
 def test_files_that_are_gone_from_the_landing_zone_take_no_memory(spark: SparkSession, tmp_path: Path) -> None:
     """A fleet of 500 relays lands 6,000 files an hour, and each stays in a commit for ever."""
     zone, tables = LandingZone(tmp_path / "landing"), str(tmp_path / "tables")
