@@ -153,9 +153,12 @@ def set_aside(directory: str, path: str, sha256: str, folder: str) -> str:
 def _open(path: str) -> BinaryIO:
     """Open a regular file, but nothing else that the name may stand for."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(0, "is no file")
+    except OSError:
         os.close(descriptor)
-        raise OSError(0, "is no file")
+        raise
     return os.fdopen(descriptor, "rb")
 
 

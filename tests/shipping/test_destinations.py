@@ -300,6 +300,20 @@ def test_a_file_that_another_host_has_removed_keeps_no_descriptor(
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+def test_a_log_file_that_another_host_has_removed_keeps_no_descriptor(
+    tmp_path: Path, content: tuple[str, Content], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stale(*_: object) -> None:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    before = len(os.listdir("/proc/self/fd"))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fstat", stale)
+        with pytest.raises(ShippingError, match="Stale"):
+            content[1].open()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 def test_a_local_file_system_without_locks_fails_and_keeps_no_descriptor_and_no_file(
     tmp_path: Path, content: tuple[str, Content], monkeypatch: pytest.MonkeyPatch
 ) -> None:

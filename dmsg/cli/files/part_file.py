@@ -66,16 +66,23 @@ class PartFile(HashedFile):
             with contextlib.suppress(OSError):
                 self.close()
             raise
+        try:
+            self._check(status, name)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self.close()
+            raise
+        self._is_kept = self._is_ours = True
+
+    def _check(self, status: os.stat_result, name: str) -> None:
+        """Raise an error unless the file with this ``status``, which is locked, is a part that can be written to."""
         if not stat.S_ISREG(status.st_mode):
-            self.close()
             raise TransferFailed("storage", name)
         if status.st_nlink > 1:
             # A receiver was killed while it gave the file its name, and a file with its name is not written to again.
-            path.unlink(missing_ok=True)
-        if status.st_nlink != 1 or not _is_at(path, status):
-            self.close()
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-        self._is_kept = self._is_ours = True
+            self._path.unlink(missing_ok=True)
+        if status.st_nlink != 1 or not _is_at(self._path, status):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self._path))
 
     def load(self, size: int) -> None:
         """Hash the bytes that are there of a file of ``size`` bytes, unless their hash was kept.

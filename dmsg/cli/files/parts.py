@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -102,9 +103,10 @@ class PartStore:
         except OSError as error:
             return names, error
         finally:
-            for part in parts:
-                part.discard()
-                part.close()
+            with contextlib.ExitStack() as stack:  # closes all, also where one cannot be removed
+                for part in parts:
+                    stack.callback(part.close)
+                    stack.callback(part.discard)
 
     def _open(self, path: Path, name: str) -> PartFile:
         for left in reversed(range(_TRIES)):

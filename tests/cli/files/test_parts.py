@@ -219,6 +219,49 @@ def test_a_part_that_another_host_has_removed_keeps_no_descriptor(tmp_path, monk
     assert set(os.listdir("/proc/self/fd")) == before
 
 
+@pytest.mark.parametrize("failing", ["lstat", "unlink"])
+def test_a_part_that_cannot_be_looked_at_keeps_no_descriptor_and_no_lock(tmp_path, monkeypatch, failing):
+    """As on NFS, and on a disk that may only be read since it failed."""
+
+    def fails(path, *_, **__):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    store = PartStore(tmp_path)
+    store.folder.mkdir(mode=0o700)
+    path = store.path(SENDER, "a")
+    path.write_bytes(b"half")
+    os.link(path, tmp_path / "second name")  # so that the part is removed when it is opened
+    before = set(os.listdir("/proc/self/fd"))
+    lstat = Path.lstat
+    with monkeypatch.context() as patch:
+        if failing == "lstat":
+            (tmp_path / "second name").unlink()
+            patch.setattr(Path, "lstat", lambda one: fails(one) if one == path else lstat(one))
+        else:
+            patch.setattr(Path, "unlink", fails)
+        with pytest.raises(OSError, match="Input/output"):
+            store.open(SENDER, "a")
+    assert set(os.listdir("/proc/self/fd")) == before
+    store.open(SENDER, "a").close()
+
+
+def test_small_files_that_cannot_be_removed_keep_no_descriptor(tmp_path, monkeypatch):
+    """As on a disk that may only be read since it failed."""
+
+    def fails(*_, **__):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    store = PartStore(tmp_path)
+    files = [SmallFile(name, b"x", hashlib.sha256(b"x").hexdigest(), 0.0) for name in ("a", "b", "c")]
+    before = set(os.listdir("/proc/self/fd"))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "link", fails)
+        patch.setattr(Path, "unlink", fails)
+        with pytest.raises(OSError, match="Read-only"):
+            store.keep_small(SENDER, files, overwrite=False, admit=lambda size: None)
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
 def test_old_parts_are_removed_where_only_what_may_be_written_to_can_be_locked(tmp_path, monkeypatch):
     """As on NFS and SMB: see flock(2)."""
     lock = fcntl.flock
