@@ -91,7 +91,8 @@ async def run_expose(
         target: IStreamClientEndpoint = clientFromString(reactor, endpoint)
     except Exception as error:  # an endpoint parser may raise any exception
         meant = _meant(endpoint, "tcp:{host}:{port}", "tcp:127.0.0.1:22")
-        raise CommandError(f"{endpoint!r} is not a client endpoint: {error}; {meant}", Exit.USAGE) from None
+        problem = f"{listen_problem(error)}; {meant}"
+        raise CommandError(f"{endpoint!r} is not a client endpoint: {problem}", Exit.USAGE) from None
     # Twisted finds this out at the first connection, and then says less
     if not 1 <= _port_of(endpoint) <= 65535:
         raise CommandError(f"{endpoint!r} is not a client endpoint: its port must be 1 to 65535", Exit.USAGE)

@@ -76,9 +76,13 @@ def address_text(port: IListeningPort) -> str:
 
 
 def listen_problem(error: Any) -> str:
-    """Why listening on an endpoint fails, or why it is none, in a few words; each kind raises exceptions of its own."""
+    """Why listening on an endpoint fails, or why a text is no endpoint, of a server or of a client, in a few words.
+
+    Each kind of endpoint raises exceptions of its own.
+    """
     if isinstance(error, CannotListenError):
         error = error.socketError
+    error = getattr(error, "originalException", error)  # of a directory of certificates, which says nothing itself
     if isinstance(error, OSError) and error.strerror:
         # An endpoint with TLS names several files. The lock of a UNIX socket is a link: its first name is a process id.
         path = error.filename if error.filename2 is None else error.filename2

@@ -332,6 +332,25 @@ async def test_what_is_not_an_endpoint_is_answered_with_one(bench, text, exposed
 
 
 @pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ("certificate={}/none", "{}/none: No such file or directory; "),
+        ("trustRoots={}/none", "{}/none: No such file or directory; "),
+        ("certificate={}/damaged", "the file of its key, or of a certificate, is not whole, "),
+    ],
+)
+@pytest_twisted.ensureDeferred
+async def test_what_is_wrong_with_the_files_of_an_exposed_endpoint_is_told_in_words(
+    bench, tmp_path, arguments, problem
+):
+    """Not as a list of OpenSSL's tuples, and not as nothing."""
+    (tmp_path / "damaged").write_bytes(b"damaged")
+    with pytest.raises(CommandError, match=re.escape(f"client endpoint: {problem.format(tmp_path)}")) as caught:
+        await bench.run(run_expose, f"tls:example.com:443:{arguments.format(tmp_path)}")
+    assert caught.value.exit is Exit.USAGE
+
+
+@pytest.mark.parametrize(
     "text",
     [
         *("tcp:127.0.0.1:99999", r"tcp:\:\:1:65536:timeout=5", "tcp:localhost:0", "tcp:a:-5"),
