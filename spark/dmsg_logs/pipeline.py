@@ -116,7 +116,7 @@ def _told_until(events: DataFrame) -> float:
 def _document(spark: SparkSession, ranks: str) -> dict[str, Any]:
     try:
         return scoring.parse_document(paths.read_text(spark, ranks))
-    except scoring.RanksError as error:
+    except ValueError as error:  # also of bytes that are no text
         raise scoring.RanksError(f"{ranks}: {error}") from None
 
 

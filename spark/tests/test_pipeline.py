@@ -68,6 +68,7 @@ def test_a_relay_that_is_gone_for_good_does_not_hold_up_the_ranks(spark: SparkSe
     ("text", "problem"),
     [
         ("", "not JSON"),
+        ("\udcff", "'utf-8' codec can't decode byte 0xff"),
         ("[" * 100_000, "not JSON"),
         ("[1]", "not an object"),
         ('{"relays": 5}', "this is not version 1 of dmsg-relay-ranks"),
@@ -78,7 +79,7 @@ def test_a_report_shows_the_scores_of_a_document_of_ranks_only(
     spark: SparkSession, tmp_path: Path, text: str, problem: str
 ) -> None:
     other = tmp_path / "other.json"
-    other.write_text(text)
+    other.write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(RanksError, match=f"^{other}: {problem}"):
         report_stage(spark, ReportData(), {}, f"{tmp_path}/report", None, str(other))
     assert not (tmp_path / "report").exists()
