@@ -263,9 +263,10 @@ class SqliteRegistry:
     def __init__(self, path: str, reactor: Any = None) -> None:
         self._path = path
         self._reactor = reactor
-        if not os.path.exists(path):
-            _log.warn("The registry {path} is not there: it is made, without a twin", path=path)
+        was_there = os.path.exists(path)  # also false for a file behind a directory that is closed to us
         self._table = TwinTable(path, reactor)
+        if not was_there:
+            _log.warn("The registry {path} was not there: it is made, without a twin", path=path)
 
     async def get(self, twin: int) -> Twin | None:
         """See :class:`~dmsg.rmb.interfaces.ITwinRegistry`."""

@@ -12,6 +12,7 @@ import pytest
 import pytest_twisted
 from twisted.internet import reactor
 from twisted.internet.task import Clock
+from twisted.logger import capturedLogs, formatEvent
 
 from dmsg.errors import ConfigError
 from dmsg.rmb.core.errors import InvalidTwin
@@ -351,3 +352,16 @@ async def test_the_registry_reads_what_it_wrote(path, writes_in):
         await registry.update(BOB, ["b.example"], None)
     await registry.close()
     table.close()
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_registry_is_said_to_be_made_only_when_it_is(path, tmp_path):
+    (tmp_path / "loop").symlink_to("loop")
+    for unreachable in ("none/twins", "loop/twins"):
+        with capturedLogs() as lines, pytest.raises(ConfigError, match="cannot be used"):
+            SqliteRegistry(str(tmp_path / unreachable))
+        assert lines == []
+    for expected in ([f"The registry {path} was not there: it is made, without a twin"], []):
+        with capturedLogs() as lines:
+            await SqliteRegistry(path).close()
+        assert [formatEvent(one) for one in lines] == expected
