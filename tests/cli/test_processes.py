@@ -103,6 +103,13 @@ async def test_a_local_network_and_everything_one_asks_of_it(start, tmp_path):
     again = start("up", "--json", "--relays", "2", "--dir", str(tmp_path / "home"))
     keys = [{one.partition("@")[0] for one in each["servers"]} for each in (ready, await again.line())]
     assert keys[0] == keys[1]
+    again.send(signal.SIGKILL)  # so that the entries stay, with addresses at which nothing listens any more
+    await again.ended()
+    again = start("up", "--json", "--relays", "2", "--dir", str(tmp_path / "home"))
+    restarted = await again.line()
+    code, out, _ = await start("servers", "--json", "--discovery", restarted["discovery"]).ended()
+    listed = {f"{one['public_key']}@{one['address']}" for one in json.loads(out)["servers"]}
+    assert (code, listed) == (0, set(restarted["servers"]))
     again.send(signal.SIGTERM)
     assert await again.ended() == (130, "", "")
     kept = {path.name for path in (tmp_path / "home").iterdir()}

@@ -375,13 +375,58 @@ def test_a_listed_relay_has_three_attempts_unless_it_is_certainly_gone() -> None
     assert not driver.is_listed("relay")
 
 
-def test_pauses_grow_with_each_failure_and_a_new_registration_does_not_shorten_them() -> None:
+def test_pauses_grow_with_each_failure() -> None:
+    driver = Driver(dead)
+    driver.offer("relay", "20.0.0.1:80", "20.0.0.1")
+    driver.advance(600.0, step_s=0.25)
+    # after 10, 20, 40, 80, 160 seconds and more, each up to a fifth longer or shorter
+    assert 4 <= driver.connections["20.0.0.1"] <= 8
+
+
+def test_a_relay_that_was_down_for_hours_is_listed_as_soon_as_it_registers_again() -> None:
+    driver = Driver(dead)
+    driver.offer("relay", "20.0.0.1:80", "20.0.0.1")
+    driver.advance(3600.0, step_s=1.0)
+    failed = driver.connections["20.0.0.1"]
+    while driver.connections["20.0.0.1"] == failed:  # the next pause has just begun
+        driver.advance(1.0)
+    driver.advance(LIMITS.timeout_s + LIMITS.retry_first_s, step_s=0.5)
+    driver.answers = good
+    driver.advance(20.0, step_s=0.5)
+    assert not driver.is_listed("relay"), "the pauses have grown"
+    driver.offer("relay", "20.0.0.1:80", "20.0.0.1")
+    driver.advance(0.1)
+    assert driver.is_listed("relay")
+
+
+def test_a_relay_that_registers_every_second_is_tried_every_ten() -> None:
     driver = Driver(dead)
     for _ in range(600):
         driver.offer("relay", "20.0.0.1:80", "20.0.0.1")
         driver.advance(1.0, step_s=0.25)
-    # after 10, 20, 40, 80, 160 seconds and more, each up to a fifth longer or shorter
-    assert 4 <= driver.connections["20.0.0.1"] <= 8
+    assert 35 <= driver.connections["20.0.0.1"] <= 600 / LIMITS.retry_first_s
+    assert len(driver.schedule._due) <= 1 + 1.2 * LIMITS.interval_s / LIMITS.retry_first_s
+
+
+def test_a_relay_that_waits_for_a_budget_does_not_wait_less_when_it_registers_again() -> None:
+    asked, tries = [0, 0], 600
+    for often in (False, True):
+        driver = Driver(dead)
+        admit = driver.schedule.admit
+
+        def counted(record: RelayRecord, ip: str, now: float, often: bool = often, admit: Any = admit) -> float:
+            asked[often] += 1
+            found: float = admit(record, ip, now)
+            return found
+
+        driver.schedule.admit = counted  # type: ignore[method-assign]
+        for at in range(tries):
+            if often or not at:
+                driver.offer("relay", "20.0.0.1:80", "9.9.9.9")
+            driver.advance(1.0, step_s=0.25)
+        # three failures at once, then one a minute
+        assert driver.connections["20.0.0.1"] <= 3 + tries / 60
+    assert asked[True] <= 4 * asked[False]
 
 
 def test_another_address_is_another_proof() -> None:
@@ -394,6 +439,18 @@ def test_another_address_is_another_proof() -> None:
     driver.advance(LIMITS.timeout_s + 1.0)
     assert driver.is_listed("relay")
     assert driver.schedule.get(key("relay").raw).address == HostPort("20.0.0.1", 80)
+
+
+def test_a_relay_whose_proofs_failed_is_proved_at_once_at_another_address() -> None:
+    driver = Driver(only("20.0.0.1:81", "21.0.0.1:80"))
+    driver.offer("port", "20.0.0.1:80", "20.0.0.1")
+    driver.offer("host", "20.0.0.9:80", "20.0.0.9")
+    driver.advance(LIMITS.timeout_s + 1.0)
+    driver.offer("port", "20.0.0.1:81", "20.0.0.1")
+    driver.offer("host", "21.0.0.1:80", "21.0.0.1")
+    assert driver.schedule.first_proofs == 2, "who waits for first proofs waits for these"
+    driver.advance(0.1)
+    assert driver.is_listed("port") and driver.is_listed("host")
 
 
 def test_what_is_withdrawn_is_listed_no_more_and_comes_back_at_once() -> None:

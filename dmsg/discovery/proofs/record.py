@@ -61,6 +61,8 @@ class RelayRecord:
     available: bool = True
     state: RelayState = RelayState.RESTING
     due: float = 0.0
+    #: When its next proof is due if it registers again before.
+    due_if_offered: float = 0.0
     #: The address or the protocol changed while a proof of the old one was under way.
     moved: bool = False
 

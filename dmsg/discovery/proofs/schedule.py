@@ -115,6 +115,8 @@ class ProofSchedule:
                 return
         elif record.state is RelayState.WAITING:
             self._enqueue(record)  # as the newest, and by the source known now
+        elif record.state is RelayState.RESTING and record.due_if_offered < record.due:
+            self._set_due(record, record.due_if_offered)  # it may have been down for hours, and is back
         if not record.available:
             record.available = True
             self._index(record)
@@ -122,7 +124,7 @@ class ProofSchedule:
     def _move(self, record: RelayRecord, address: HostPort, protocol: str) -> None:
         """The relay claims another address or protocol. At a new target it needs a place like a new relay, or is forgotten."""
         self._lose_proof(record)
-        record.address, record.protocol = address, protocol
+        record.address, record.protocol, record.failures = address, protocol, 0
         target = _target(address.host)
         if target != record.target:
             if not self._make_room_at(target):
@@ -131,12 +133,10 @@ class ProofSchedule:
             self._leave_target(record)
             record.target = target
             self._targets.setdefault(target, {})[record.key] = record
+        self._new.add(record.key)
         if record.state is RelayState.PROVING:
             record.moved = True
-        elif record.state is RelayState.WAITING or not record.failures:
-            if record.state is RelayState.RESTING:
-                record.move(RelayState.WAITING)
-            self._new.add(record.key)
+        else:
             self._enqueue(record)
 
     def withdraw(self, key: bytes) -> None:
@@ -236,7 +236,8 @@ class ProofSchedule:
         record.failures += 1
         record.ip, record.turn = "", record.turn + 1
         record.postponements = 0
-        self._rest(record, now + self._backoff.pause_s(record.failures, self._random.random))
+        pause_s = self._backoff.pause_s(record.failures, self._random.random)
+        self._rest(record, now + pause_s, now + min(pause_s, self.limits.retry_first_s))
 
     def postponed(self, record: RelayRecord, wait_s: float, now: float) -> None:
         """The relay was not tried: :meth:`admit` said to wait, or no descriptor was left."""
@@ -279,8 +280,12 @@ class ProofSchedule:
                 other.remove(record.key)
         queue.put(record.key, record, source, record.target, again=again)
 
-    def _rest(self, record: RelayRecord, due: float) -> None:
+    def _rest(self, record: RelayRecord, due: float, due_if_offered: float | None = None) -> None:
         record.move(RelayState.RESTING)
+        record.due_if_offered = due if due_if_offered is None else due_if_offered
+        self._set_due(record, due)
+
+    def _set_due(self, record: RelayRecord, due: float) -> None:
         record.due = due
         heapq.heappush(self._due, (due, next(self._ties), record))
 
