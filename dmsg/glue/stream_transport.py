@@ -275,8 +275,8 @@ class StreamTransport(ABC, Generic[S]):
         """The peer has ended its half. A second call does nothing."""
         if self.state not in (_OPEN, TransportState.WRITE_ENDED) or self._inbox.has_end:
             return
-        if self._inbox or self._paused or self.protocol is None:
-            self._inbox.put_end()
+        if self._inbox or self._paused or self.protocol is None or self.producer is not None:
+            self._inbox.put_end()  # a producer that was asked by what came before has its turn first
             self._pump_soon()
         else:
             self._on_peer_end()  # what the application sends now goes out with the other answers to this read
