@@ -19,6 +19,7 @@ from dmsg.cli.interrupts import leaving_on_interrupt
 #: The module of each command.
 _COMMANDS: Final = {
     "config": "config",
+    "connect": "connect",
     "echo": "ping",
     "entry": "lookup",
     "expose": "tunnels",

@@ -139,6 +139,8 @@ async def run_forward(call: Invocation, reactor: Any, peer: PublicKey, listen: s
         meant = _meant(listen, "tcp:{port}:interface={host}", "tcp:8022:interface=127.0.0.1")
         problem = f"{listen_problem(error)}; {meant}"
         raise CommandError(f"{listen!r} is not a server endpoint: {problem}", Exit.USAGE) from None
+    if listen.partition(":")[0].lower() == "stdio":
+        raise CommandError(f"{listen!r} is for one connection: use dmsg connect {peer}", Exit.USAGE)
     async with open_client(call.settings, reactor, listening=False) as client:
         redialer = Redialer(client, peer, service, timeout_s=call.settings.config.dial.timeout_s, clock=reactor)
 
