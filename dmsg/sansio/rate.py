@@ -286,12 +286,15 @@ class FairBucket(Generic[T]):
         self._debts: dict[T, float] = {}
         self._paid = 0.0
 
-    def take(self, source: T, now: float) -> bool:
-        """Take a token for ``source``: ``True`` lets the event pass, ``False`` takes nothing."""
+    def take(self, source: T, now: float, *, keep: float = 0) -> bool:
+        """Take a token for ``source``: ``True`` lets the event pass, ``False`` takes nothing.
+
+        ``keep`` tokens do not count as left, so that callers with a smaller ``keep`` come first when tokens are short.
+        """
         self._refill(now)
-        paid, mark = self._paid, self._debts.get(source, 0.0)
+        paid, mark, left = self._paid, self._debts.get(source, 0.0), self._tokens - keep
         debt = mark - paid if mark > paid else 0.0
-        if self._tokens < 1 or debt >= self._tokens:
+        if left < 1 or debt >= left:
             return False
         self._tokens -= 1
         self._debts[source] = paid + debt + 1

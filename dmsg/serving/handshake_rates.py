@@ -1,14 +1,14 @@
 """How many handshakes a relay does for strangers: by address group, by network group and in all. Pure.
 
 Keys are free, so a stranger is known by where it comes from. Each handshake takes a token of its address group, its
-network group and the relay before it costs anything.
+network group and the relay before it costs anything. Network groups share the tokens of the relay.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from dmsg.sansio.rate import RateLimiterTable, TokenBucket
+from dmsg.sansio.rate import FairBucket, RateLimiterTable
 from dmsg.serving.admission import Origin
 from dmsg.serving.limits import AdmissionLimits
 
@@ -31,7 +31,7 @@ class HandshakeRates:
         network = limits.handshakes_per_s_per_network, limits.handshake_burst_per_network
         self._addresses = _table(*address)
         self._networks = _table(*network)
-        self._all = TokenBucket(limits.handshakes_per_s, limits.handshake_burst, now)
+        self._all: FairBucket[str] = FairBucket(limits.handshakes_per_s, limits.handshake_burst, now)
         self._address_connects = _table(*address, times=_CONNECTS_A_HANDSHAKE)
         self._network_connects = _table(*network, times=_CONNECTS_A_HANDSHAKE)
 
@@ -51,11 +51,12 @@ class HandshakeRates:
         buckets = (
             ("handshakes_per_address", self._addresses.bucket(origin.address, now)),
             ("handshakes_per_network", self._networks.bucket(origin.network, now)),
-            ("handshakes", self._all),
         )
         for name, bucket in buckets:
             if not bucket.has(now, keep=kept * bucket.burst):
                 return name
+        if not self._all.take(origin.network, now, keep=kept * self._all.burst):
+            return "handshakes"
         for _, bucket in buckets:
             bucket.take(now)
         return ""

@@ -9,7 +9,7 @@ from dmsg.errors import RemoteProtocolError
 from dmsg.mux.core.handshake import COOKIE_BYTES
 from dmsg.mux.relay.handshake_budget import COOKIE_SLOT_S, CookieJar, HandshakeBudget
 from dmsg.mux.relay.limits import RelayLimits
-from dmsg.sansio.rate import RateLimiterTable, TokenBucket
+from dmsg.sansio.rate import FairBucket, RateLimiterTable
 from dmsg.serving.admission import Origin
 from fuzz.choices import Choices, repeatable
 
@@ -37,7 +37,7 @@ class _Model:
         self._networks: RateLimiterTable[str] = RateLimiterTable(
             limits.handshakes_per_s_per_network, limits.handshake_burst_per_network, 100
         )
-        self._all = TokenBucket(limits.handshakes_per_s, limits.handshake_burst, 0.0)
+        self._all: FairBucket[str] = FairBucket(limits.handshakes_per_s, limits.handshake_burst, 0.0)
         self._secrets: dict[int, int] = {}  # which secret each slot has: the number of the first cookie made of it
         self._made: dict[bytes, tuple[bytes, str, int, int]] = {}  # cookie -> message, address, slot, secret
 
@@ -57,11 +57,13 @@ class _Model:
 
     def refusal(self, origin: Origin, now: float, kept: float) -> str:
         """The limit that is reached, or "" if one token of each bucket was taken."""
-        buckets = self._addresses.bucket(origin.address, now), self._networks.bucket(origin.network, now), self._all
-        names = "handshakes_per_address", "handshakes_per_network", "handshakes"
+        buckets = self._addresses.bucket(origin.address, now), self._networks.bucket(origin.network, now)
+        names = "handshakes_per_address", "handshakes_per_network"
         for name, bucket in zip(names, buckets, strict=True):
             if bucket.wait_s(now, 1 + kept * bucket.burst) > 0:
                 return name
+        if not self._all.take(origin.network, now, keep=kept * self._all.burst):
+            return "handshakes"
         for bucket in buckets:
             assert bucket.take(now)
         return ""
@@ -71,8 +73,8 @@ def one_input(data: bytes) -> None:
     """Operations: a first message of one of four origins, with or without a cookie received, altered or not; time.
 
     A cookie opens only for the message and address group it was made for, in its time slot and the next. Handshakes with a
-    cookie may use all of each bucket, others only the upper half, below which they get a cookie. The message is passed on
-    without our cookie.
+    cookie may use all of each bucket, others only the upper half, below which they get a cookie. Networks share the bucket of
+    all. The message is passed on without our cookie.
     """
     choices = Choices(data)
     now = 0.0

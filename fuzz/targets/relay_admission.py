@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from dmsg.sansio.rate import FairBucket
 from dmsg.serving.admission import Admission, Crowd, Origin
 from dmsg.serving.handshake_rates import HandshakeRates
 from dmsg.serving.limits import AdmissionLimits
@@ -76,7 +77,7 @@ class _World:
         limits = self.limits
         self.per_address = _Buckets(limits.handshakes_per_s_per_address, limits.handshake_burst_per_address)
         self.per_network = _Buckets(limits.handshakes_per_s_per_network, limits.handshake_burst_per_network)
-        self.of_all = _Buckets(limits.handshakes_per_s, limits.handshake_burst)
+        self.of_all: FairBucket[str] = FairBucket(limits.handshakes_per_s, limits.handshake_burst, 0.0)
         self.connects = [_Buckets(4 * one.rate_per_s, 4 * one.burst) for one in (self.per_address, self.per_network)]
 
     def one_of(self, crowd: list[_Connection]) -> _Connection:
@@ -114,15 +115,16 @@ class _World:
         self.strangers.append(stranger)
 
     def shake_hands(self) -> None:
-        """A first message: a token of each bucket, or of none."""
+        """A first message: a token of each bucket, or of none. Networks share that of all."""
         origin = Origin.of(self.choices.pick(_HOSTS))
         kept = 0.5 * self.choices.below(2)
         named = (
             ("handshakes_per_address", self.per_address, origin.address),
             ("handshakes_per_network", self.per_network, origin.network),
-            ("handshakes", self.of_all, ""),
         )
         short = [name for name, one, key in named if one.left(key, self.now) < 1 + kept * one.burst]
+        if not short and not self.of_all.take(origin.network, self.now, keep=kept * self.of_all.burst):
+            short = ["handshakes"]
         assert self.rates.take(origin, self.now, kept=kept) == (short[0] if short else "")
         if not short:
             for _, one, key in named:

@@ -254,6 +254,16 @@ def test_a_flood_leaves_something_for_who_comes_later(crowd):
     assert all(bucket.take(-1, 20.0) for _ in range(least))
 
 
+def test_a_fair_bucket_keeps_tokens_for_callers_that_come_first():
+    bucket: FairBucket[int] = FairBucket(1.0, 8, 0.0)
+    assert [bucket.take(1, 0.0, keep=4) for _ in range(3)] == [True, True, False]
+    assert [bucket.take(2, 0.0, keep=4) for _ in range(2)] == [True, False]
+    assert [bucket.take(3, 0.0, keep=4) for _ in range(2)] == [True, False]
+    assert not bucket.take(4, 0.0, keep=4)
+    assert [bucket.take(4, 0.0) for _ in range(3)] == [True, True, False]
+    assert [bucket.take(4, 5.0, keep=4) for _ in range(3)] == [True, True, False]
+
+
 def test_sources_that_ask_without_end_get_equal_parts():
     bucket: FairBucket[int] = FairBucket(100.0, 512, 0.0)
     flood(bucket, range(10), 0.0, 10.0)

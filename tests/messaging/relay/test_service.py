@@ -363,6 +363,14 @@ def test_handshakes_of_an_address_have_a_rate(world: World) -> None:
     assert (failed.stage, failed.reason) == ("accept", "handshakes_per_address")
 
 
+def test_networks_that_use_up_the_handshakes_of_all_do_not_keep_another_out(world: World) -> None:
+    world.start(handshakes_per_s=0.001, handshake_burst=10)
+    for number in range(40):
+        world.connect(Bytes(), f"198.51.{number % 4}.1").transport.write(b"{")
+        world.memory.advance(0)
+    assert world.join(11).linked
+
+
 def test_a_client_that_floods_the_relay_with_malformed_requests_is_dropped(world: World) -> None:
     world.start()
     alice, bob = world.join(11), world.join(12)

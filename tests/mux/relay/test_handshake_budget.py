@@ -193,6 +193,28 @@ def test_an_address_cannot_use_up_what_a_network_has_nor_a_network_what_all_have
     assert budget.judge(Origin.of("203.0.113.1"), b"m" * 49, 10.0) == (b"m" * 49, b"")
 
 
+def test_networks_that_bring_cookies_and_use_up_the_rate_of_all_do_not_keep_a_client_out() -> None:
+    budget = HandshakeBudget(RelayLimits(), 0.0)
+    bare = b"m" * 49
+
+    def comes(host: str, now: float) -> bool:
+        """Whether a handshake from ``host`` passes, with a cookie if it is asked for one."""
+        origin = Origin.of(host)
+        try:
+            message, cookie = budget.judge(origin, bare, now)
+            return bool(message or budget.judge(origin, bare + cookie, now)[0])
+        except RemoteProtocolError:
+            return False
+
+    for step in range(1_000):
+        now = step / 100
+        for network in range(20):
+            comes(f"198.18.{network}.{step % 100}", now)
+            comes(f"198.18.{network}.{step % 100}", now)
+        if step % 10 == 5:
+            assert comes(f"203.0.{step // 10}.1", now)
+
+
 def test_connections_are_counted_by_address_and_network() -> None:
     limits = RelayLimits(
         handshakes_per_s_per_address=0.25,

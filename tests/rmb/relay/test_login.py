@@ -114,6 +114,16 @@ def test_logins_of_a_network_are_limited_before_the_registry_is_asked(make_world
     assert isinstance(world.dial(f"?{world.token(ALICE)}", host="203.0.113.7"), Client)
 
 
+def test_networks_that_use_up_the_logins_of_all_do_not_keep_another_out(make_world: Callable[..., World]) -> None:
+    world = make_world(handshake_burst=20, handshakes_per_s=5.0, handshake_burst_per_network=8)
+    for second in range(3):
+        for number in range(200):
+            world.dial("?nonsense", host=f"198.51.{number % 5}.7")
+        token = world.token(SessionAddress(1, str(second)))
+        assert isinstance(world.dial(f"?{token}", host="203.0.113.7"), Client)
+        world.network.advance(1)
+
+
 def test_a_twin_that_logs_in_without_end_does_not_make_another_s_token_new_again(
     make_world: Callable[..., World],
 ) -> None:
