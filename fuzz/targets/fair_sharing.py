@@ -1,4 +1,5 @@
-"""Fair sharing among twins and relays: queues with turns, weights, tallies, room, time windows, limits, turns of posts."""
+"""Fair sharing among twins and relays: queues with turns, weights, tallies, room, time windows, limits, turns of posts, lists
+of commands."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from collections.abc import Iterator
 from dmsg.rmb.core.errors import InvalidLimit
 from dmsg.rmb.core.fair_queue import FairQueue
 from dmsg.rmb.core.limiter import FixedWindow, Limit, parse_limit
+from dmsg.rmb.peer.contents import Contents
 from dmsg.rmb.relay.lanes import Lane, Room
 from dmsg.rmb.relay.turns import AGAIN, PROMPT_S, Turns
 from dmsg.sansio.backoff import Backoff
@@ -17,15 +19,16 @@ from fuzz.oracles import as_text, outcome
 
 DICTIONARY = (b",", b" ", b"\t", b"\x1f", b"\xd9\xa3", b"100,1000000", b"999999999999999999", b"1000000000000000000")
 _SPACE = " \t\n\r\f\v"
-_TURNS = 0xFF
+_TURNS, _CONTENTS = 0xFF, 0xFE
 
 
 def one_input(data: bytes) -> None:
     """The first byte chooses one of them; the rest are its operations."""
     choices = Choices(data)
     kind = choices.byte()
-    # The last came later, and has one byte only so that inputs found before mean what they meant.
-    (_turns if kind == _TURNS else (_queue, _weights, _tally, _room, _window, _limit)[kind % 6])(choices)
+    # Some came later, and have one byte each so that inputs found before mean what they meant.
+    later = {_TURNS: _turns, _CONTENTS: _contents}
+    later.get(kind, (_queue, _weights, _tally, _room, _window, _limit)[kind % 6])(choices)
 
 
 def _queue(choices: Choices) -> None:
@@ -245,6 +248,34 @@ def _turns(choices: Choices) -> None:
         assert turns.waiting == sum(map(len, lines.values())) and bool(turns) == any(lines.values())
 
 
+def _contents(choices: Choices) -> None:
+    """What each twin has in a list, or is pushing to it: of what is in the list, the newest, and nothing that was taken."""
+    contents = Contents()
+    there: list[tuple[int, int]] = []
+    under_way: list[tuple[int, int]] = []
+    for _ in range(400):
+        if not choices.left:
+            break
+        match choices.below(4):
+            case 0:
+                under_way.append((choices.byte() % 4, choices.byte()))
+                contents.push(*under_way[-1])
+            case 1 if under_way:
+                there.append(under_way.pop(0))
+                others = choices.byte() % 3  # pushed by a process before, and still there
+                contents.pushed(*there[-1], len(there) + others)
+            case 2 if under_way:
+                contents.not_pushed(*under_way.pop(0))
+            case _:
+                del there[: choices.byte() % 4]
+                contents.found(len(there))
+        for twin in range(4):
+            sizes = [size for one, size in (*there, *under_way) if one == twin]
+            assert contents.of(twin) == (len(sizes), sum(sizes))
+    contents.found(0)
+    assert len(contents._numbers) == len({twin for twin, _ in under_way})
+
+
 def seeds() -> Iterator[bytes]:
     """A few operations of each."""
     put = b"".join(bytes((1, number % 3, 40 + number)) for number in range(9))
@@ -268,5 +299,14 @@ def seeds() -> Iterator[bytes]:
         b"9" * 19 + b",1",
     ):
         yield b"\x05" + text
-    for which in (*range(5), _TURNS):
+    ask = b"\x00\x01\x09" + b"\x01\x00"
+    yield (
+        bytes((_CONTENTS,))
+        + ask * 5
+        + b"\x03\x02"
+        + ask.replace(b"\x01\x09", b"\x02\x05") * 3
+        + b"\x00\x03\x01\x02"
+        + b"\x03\x03" * 3
+    )
+    for which in (*range(5), _TURNS, _CONTENTS):
         yield bytes((which,)) + bytes((number * 7919) % 251 for number in range(300))

@@ -217,8 +217,9 @@ class Redis(Factory):
     def _script(self, text: str, keys: list[str], arguments: list[bytes]) -> int:
         now = self.process.seconds()
         if text == scripts._PUSH_IF_ROOM:
-            if len(self.lists.get(keys[0], ())) >= int(arguments[1]):
-                return 0
+            length, most, own = len(self.lists.get(keys[0], ())), int(arguments[1]), int(arguments[4])
+            if length >= most and length + own >= 2 * most:
+                return -length
             length = self.push(keys[0], arguments[0])
             self.expires[keys[0]] = now + int(arguments[3])
             return length

@@ -6,6 +6,7 @@ from collections import Counter, OrderedDict
 from typing import Final
 
 from dmsg.rmb.core.limits import MAX_COMMAND_BYTES, MAX_TTL_S
+from dmsg.rmb.peer.contents import Contents
 from dmsg.sansio.tally import Tally
 
 _PREFIX: Final = "msgbus."
@@ -73,6 +74,8 @@ class Commands:
         #: Bytes in all unserved lists, and those that each twin has sent.
         self._bytes = 0
         self._bytes_of: Counter[int] = Counter()
+        #: What is in the lists of these commands.
+        self._contents: dict[str, Contents] = {}
         #: Evicted commands. The caller removes their lists and empties this.
         self.gone: list[str] = []
 
@@ -94,7 +97,9 @@ class Commands:
                     return False
                 self.gone.append(next(iter(self._of_twin[self._tally.largest()])))
                 self._drop(self.gone[-1])
+                del self._contents[self.gone[-1]]
             self._unserved[command] = _Unserved(twin)
+            self._contents[command] = Contents()
             self._of_twin.setdefault(twin, OrderedDict())[command] = None
             self._tally.add(twin)
         one = self._unserved[command]
@@ -102,6 +107,10 @@ class Commands:
         self._unserved.move_to_end(command)
         self._of_twin[one.twin].move_to_end(command)
         return True
+
+    def contents(self, command: str) -> Contents:
+        """What is in the list of ``command``, of which a request was just admitted."""
+        return self._contents[command]
 
     def list_made(self, command: str) -> object:
         """Identifies the current list of ``command``, for :meth:`pushed`: after an eviction it is another one."""
@@ -132,9 +141,11 @@ class Commands:
 
     def _forget(self, now: float) -> None:
         while self._unserved and next(iter(self._unserved.values())).until <= now:
-            self._drop(next(iter(self._unserved)))
+            command = next(iter(self._unserved))
+            self._drop(command)
+            del self._contents[command]
         while self._served and next(iter(self._served.values())) <= now:
-            self._served.popitem(last=False)
+            del self._contents[self._served.popitem(last=False)[0]]
 
     def _drop(self, command: str) -> None:
         one = self._unserved.pop(command)

@@ -8,12 +8,17 @@ from typing import Any, Final
 from dmsg.address import RedisAddress
 from dmsg.glue.redis import REPLY_TIMEOUT_S, RedisConnection
 
-# KEYS: list. ARGV: message, most messages, most bytes, seconds the list is kept. The bytes, estimated from five messages,
-# are checked only from 16 messages on: a shorter list has room for messages of the largest size.
+# KEYS: list. ARGV: message, most messages, most bytes, seconds the list is kept, messages and bytes of the sender in it. The
+# bytes, estimated from five messages, are checked only from 16 messages on: a shorter list has room for messages of the largest
+# size.
 _PUSH_IF_ROOM: Final = """
+local function full(has, most, own) return has >= most and has + own >= 2 * most end
 local length = redis.call('LLEN', KEYS[1])
-if length >= tonumber(ARGV[2]) then return 0 end
-if length >= 16 and redis.call('MEMORY', 'USAGE', KEYS[1], 'SAMPLES', 5) >= tonumber(ARGV[3]) then return 0 end
+if full(length, tonumber(ARGV[2]), tonumber(ARGV[5])) then return -length end
+if length >= 16 then
+    local bytes = redis.call('MEMORY', 'USAGE', KEYS[1], 'SAMPLES', 5)
+    if full(bytes, tonumber(ARGV[3]), tonumber(ARGV[6])) then return -length end
+end
 length = redis.call('LPUSH', KEYS[1], ARGV[1])
 redis.call('EXPIRE', KEYS[1], ARGV[4])
 return length
@@ -87,11 +92,23 @@ class RedisLists:
         await self.redis.call("EVAL", _GIVE_BACK, 2, taken, key)
 
     async def push_if_room(
-        self, key: str, data: bytes, *, most: int, most_bytes: int, keep_s: int, wait_s: float
+        self,
+        key: str,
+        data: bytes,
+        *,
+        most: int,
+        most_bytes: int,
+        own: tuple[int, int],
+        keep_s: int,
+        wait_s: float,
     ) -> int:
-        """Append, and keep the list for ``keep_s`` from now. Returns its length, or 0 if there is no room: if the list has
-        ``most`` messages, or has at least 16 and takes ``most_bytes``."""
-        words = ("EVAL", _PUSH_IF_ROOM, 1, key, data, most, most_bytes, keep_s)
+        """Append, and keep the list for ``keep_s`` from now. Returns its length, negative if there is no room: if the list has
+        ``most`` messages, or has at least 16 and takes ``most_bytes``.
+
+        Such a list has room up to twice as much for senders that have less in it than is left until then: ``own`` is how many
+        messages this one has, and their bytes.
+        """
+        words = ("EVAL", _PUSH_IF_ROOM, 1, key, data, most, most_bytes, keep_s, *own)
         return int(await self.redis.call(*words, wait_s=wait_s))
 
     async def push_once(

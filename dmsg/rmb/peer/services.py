@@ -27,12 +27,15 @@ from dmsg.rmb.peer.retries import Retries
 from dmsg.sansio.rate import TokenBucket
 
 _log = Logger()
-#: Requests in the list of one command, and their bytes in Redis. Above that, requests are answered with an error.
+#: Requests in the list of one command, and their bytes in Redis. Above that, up to twice as much, there is room only for twins
+#: that have less in the list than is left; requests of others are answered with an error.
 KEPT_REQUESTS: Final = 10_000
 KEPT_REQUESTS_BYTES: Final = 64 * 1024 * 1024
-#: Bytes of requests on their way to Redis, in all and of one twin. They wait while Redis is away.
+#: Bytes of requests on their way to Redis, in all and of one twin. They wait while Redis is away. Above the first limit a twin
+#: may have only as many as the third, so that a few twins keep nobody else out; up to twice the first.
 WAITING_REQUESTS_BYTES: Final = 64 * 1024 * 1024
 WAITING_REQUESTS_BYTES_OF_A_TWIN: Final = 16 * 1024 * 1024
+WAITING_REQUESTS_BYTES_BEYOND: Final = 256 * 1024
 #: Bytes of services' answers whose twin is being looked up; above that, no more are taken from their list. The same limit holds
 #: for answers whose twin is looked up again because the registry has failed; above that, they are dropped.
 LOOKED_UP_BYTES: Final = 16 * 1024 * 1024
@@ -92,8 +95,8 @@ class Services:
             return
         twin, size = request.source.twin, len(request.payload) + _REQUEST_BYTES
         of_twin = self._waiting_bytes.get(twin, 0) + size
-        full = self._all_waiting_bytes + size > WAITING_REQUESTS_BYTES or of_twin > WAITING_REQUESTS_BYTES_OF_A_TWIN
-        if full or not self._commands.admit(command, twin, size, self._clock.seconds()):
+        has_room = self._has_room_for(of_twin, self._all_waiting_bytes + size)
+        if not has_room or not self._commands.admit(command, twin, size, self._clock.seconds()):
             self._refuse(request, PeerCode.BUSY, "too many requests are waiting")
             return
         self._waiting_bytes[twin] = of_twin
@@ -103,6 +106,13 @@ class Services:
         if gone:
             self._hands.begin(self._remove(gone))
         self._hands.begin(self._hand(request, command, key, size)).addBoth(self._handed, twin, size)
+
+    @staticmethod
+    def _has_room_for(of_twin: int, of_all: int) -> bool:
+        """Whether a twin may have ``of_twin`` bytes on their way to Redis, and all together ``of_all``."""
+        if of_all <= WAITING_REQUESTS_BYTES:
+            return of_twin <= WAITING_REQUESTS_BYTES_OF_A_TWIN
+        return of_twin <= WAITING_REQUESTS_BYTES_BEYOND and of_all <= 2 * WAITING_REQUESTS_BYTES
 
     async def _remove(self, commands: list[str]) -> None:
         """Remove the lists of ``commands``, if Redis is there; otherwise they expire."""
@@ -127,30 +137,45 @@ class Services:
     async def _push(self, request: Accepted, command: str, key: str, size: int) -> tuple[int, str] | None:
         """Push ``request``, retrying until it expires; returns the error to answer if it cannot be pushed."""
         data = IncomingRequest.of(request.envelope, request.payload).to_json()
-        made = self._commands.list_made(command)
+        twin, held = request.source.twin, max(size, len(data))
+        made, contents = self._commands.list_made(command), self._commands.contents(command)
+        own, length = contents.of(twin), 0
+        contents.push(twin, held)
         ends_at = self._clock.seconds() + request.remaining_s
-        while (left_s := ends_at - self._clock.seconds()) > 0:
-            try:
-                length = await self._lists.push_if_room(
-                    key, data, most=KEPT_REQUESTS, most_bytes=KEPT_REQUESTS_BYTES, keep_s=KEEP_COMMAND_S, wait_s=left_s
-                )
-            except RedisAway as away:
-                if away.maybe_done:  # a second push could make the service run it twice
-                    return _UNCERTAIN
-            except CancelledError:
-                if self._lists.redis.problem:
-                    raise
-                return _UNCERTAIN  # while there is a connection, Redis has the command
-            except RedisRefused:
-                return PeerCode.OTHER, "other: the service cannot be reached"
+        try:
+            while (left_s := ends_at - self._clock.seconds()) > 0:
+                try:
+                    length = await self._lists.push_if_room(
+                        key,
+                        data,
+                        most=KEPT_REQUESTS,
+                        most_bytes=KEPT_REQUESTS_BYTES,
+                        own=own,
+                        keep_s=KEEP_COMMAND_S,
+                        wait_s=left_s,
+                    )
+                except RedisAway as away:
+                    if away.maybe_done:  # a second push could make the service run it twice
+                        return _UNCERTAIN
+                except CancelledError:
+                    if self._lists.redis.problem:
+                        raise
+                    return _UNCERTAIN  # while there is a connection, Redis has the command
+                except RedisRefused:
+                    return PeerCode.OTHER, "other: the service cannot be reached"
+                else:
+                    if length < 0:
+                        contents.found(-length)
+                        return PeerCode.BUSY, "too many requests are waiting for the service"
+                    self._commands.pushed(command, made, twin, held, length, self._clock.seconds())
+                    return None
+                await self._retries.turn(ends_at - self._clock.seconds())
+            return None
+        finally:
+            if length > 0:
+                contents.pushed(twin, held, length)
             else:
-                if not length:
-                    return PeerCode.BUSY, "too many requests are waiting for the service"
-                twin, held = request.source.twin, max(size, len(data))
-                self._commands.pushed(command, made, twin, held, length, self._clock.seconds())
-                return None
-            await self._retries.turn(ends_at - self._clock.seconds())
-        return None
+                contents.not_pushed(twin, held)
 
     def _answer_ourselves(self, request: Accepted, command: str) -> None:
         if command == f"{OWN}version":

@@ -14,7 +14,7 @@ from dmsg.glue.errors import RedisAway, RedisRefused
 from dmsg.glue.redis import Taker
 from dmsg.rmb.peer.redis import RedisLists
 
-ROOM = {"most": 3, "most_bytes": 1 << 20, "keep_s": 60, "wait_s": 5.0}
+ROOM = {"most": 3, "most_bytes": 1 << 20, "own": (3, 1 << 20), "keep_s": 60, "wait_s": 5.0}
 
 
 async def ask(lists: RedisLists, method: str, *arguments: Any) -> Any:
@@ -64,7 +64,7 @@ async def test_what_is_put_back_in_the_place_of_its_note_is_taken_next_and_once(
 
 @pytest_twisted.ensureDeferred
 async def test_a_full_list_takes_no_more_and_every_list_expires(lists: Any) -> None:
-    assert [await lists.push_if_room("list", b"x", **ROOM) for _ in range(4)] == [1, 2, 3, 0]
+    assert [await lists.push_if_room("list", b"x", **ROOM) for _ in range(4)] == [1, 2, 3, -3]
     assert await ask(lists, "llen", "list") == 3
     assert 50 < await ask(lists, "ttl", "list") <= 60
 
@@ -73,8 +73,20 @@ async def test_a_full_list_takes_no_more_and_every_list_expires(lists: Any) -> N
 async def test_a_list_of_large_messages_is_full_before_its_number_is_reached(lists: Any) -> None:
     room = {**ROOM, "most": 10_000}
     taken = [await lists.push_if_room("list", bytes(100_000), **room) for _ in range(40)]
-    assert taken.index(0) == 16 and not any(taken[16:])
+    assert taken == [*range(1, 17), *[-16] * 24]
     assert await lists.push_if_room("other", b"small", **room)
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_full_list_takes_up_to_twice_as_much_of_senders_with_little_in_it(lists: Any) -> None:
+    numbers = [3, 3, 3, 3, 2, 2, 1, 0, 0]
+    taken = [await lists.push_if_room("list", b"x", **{**ROOM, "own": (number, 0)}) for number in numbers]
+    assert taken == [1, 2, 3, -3, 4, -4, 5, 6, -6]
+    room = {**ROOM, "most": 10_000}
+    for own in (1 << 20, 100_000, 0):
+        taken = [await lists.push_if_room("other", bytes(100_000), **{**room, "own": (0, own)}) for _ in range(20)]
+        full = next(at for at, length in enumerate(taken) if length < 0)
+        assert taken[full:] == [-taken[full - 1]] * (20 - full) and full == {1 << 20: 16, 100_000: 2, 0: 1}[own]
 
 
 @pytest_twisted.ensureDeferred

@@ -313,6 +313,61 @@ async def test_a_list_that_is_full_answers_that_it_is(peer: Peer, monkeypatch: A
 
 
 @pytest_twisted.ensureDeferred
+async def test_twins_that_fill_a_list_leave_room_to_another(peer: Peer, monkeypatch: Any) -> None:
+    """Also with requests that come so fast that it is not known yet how many are in the list."""
+    monkeypatch.setattr(services, "KEPT_REQUESTS", 40)
+    for twin in (7, 8, 9):
+        for number in range(100):
+            peer.gateway.request_received(request_of(twin, "slow", uid=f"{twin}-{number}"))
+    while peer.gateway.stats()["waiting_for_redis"]:
+        await peer.ask("PING")
+    assert await peer.ask("llen", "msgbus.slow") == 70, "40, 20 and 10"
+    assert [(await peer.take("msgbus.slow"))["src"] for _ in range(10)] == ["7"] * 10
+    for twin in (7, 8, 9):
+        for number in range(100):
+            peer.gateway.request_received(request_of(twin, "slow", uid=f"{twin}-{number}"))
+    while peer.gateway.stats()["waiting_for_redis"]:
+        await peer.ask("PING")
+    refused = len(peer.exchange.answers)
+    for number in range(5):
+        peer.gateway.request_received(request_of(10, "slow", uid=f"10-{number}"))
+    while peer.gateway.stats()["waiting_for_redis"]:
+        await peer.ask("PING")
+    assert len(peer.exchange.answers) == refused
+
+
+@pytest_twisted.ensureDeferred
+async def test_large_requests_of_one_twin_leave_room_to_another(peer: Peer, monkeypatch: Any) -> None:
+    monkeypatch.setattr(services, "KEPT_REQUESTS_BYTES", 2_000_000)
+    for twin, expected in ((7, 109), (8, None)):
+        for number in range(20 if twin == 7 else 1):
+            peer.gateway.request_received(request_of(twin, "slow", bytes(100_000), str(number)))
+        while peer.gateway.stats()["waiting_for_redis"]:
+            await peer.ask("PING")
+        assert {one.error.code for one in peer.exchange.answers} == ({expected} if expected else set())
+        peer.exchange.answers.clear()
+
+
+@pytest_twisted.ensureDeferred
+async def test_what_a_service_has_taken_counts_no_more_for_its_twin(peer: Peer, monkeypatch: Any) -> None:
+    monkeypatch.setattr(services, "KEPT_REQUESTS", 10)
+
+    async def ask(twin: int, number: int) -> int:
+        """How many of so many requests are refused."""
+        before = len(peer.exchange.answers)
+        for at in range(number):
+            peer.gateway.request_received(request_of(twin, "slow", uid=f"{twin}-{at}"))
+        while peer.gateway.stats()["waiting_for_redis"]:
+            await peer.ask("PING")
+        return len(peer.exchange.answers) - before
+
+    assert await ask(7, 11) == 1
+    assert [(await peer.take("msgbus.slow"))["src"] for _ in range(9)] == ["7"] * 9
+    assert await ask(8, 9) == 0
+    assert await ask(7, 5) == 0
+
+
+@pytest_twisted.ensureDeferred
 async def test_a_command_whose_key_is_no_list_is_answered(peer: Peer) -> None:
     await peer.lists.redis.call("SETEX", "msgbus.taken", 60, b"x")
     peer.gateway.request_received(request_of(7, "taken"))
@@ -401,6 +456,24 @@ async def test_one_twin_cannot_fill_the_memory_while_redis_is_away(make_peer: An
     count = len(peer.exchange.answers)
     peer.gateway.request_received(request_of(8, "calc.add", b"small"))
     assert len(peer.exchange.answers) == count
+
+
+@pytest_twisted.ensureDeferred
+async def test_twins_that_fill_the_memory_while_redis_is_away_leave_room_to_another(
+    make_peer: Any, redis_process: Any
+) -> None:
+    peer = make_peer(redis_process.address)
+    await peer.gateway.start()
+    for twin in range(100, 105):
+        for number in range(20):
+            peer.gateway.request_received(request_of(twin, "calc.add", bytes(1_000_000), f"{twin}-{number}"))
+    count = len(peer.exchange.answers)
+    assert 30 < count < 40
+    for twin in range(8, 18):
+        peer.gateway.request_received(request_of(twin, "calc.add", bytes(250_000), str(twin)))
+    assert len(peer.exchange.answers) == count
+    peer.gateway.request_received(request_of(8, "calc.add", bytes(10_000), "2"))
+    assert len(peer.exchange.answers) == count + 1
 
 
 @pytest_twisted.ensureDeferred
