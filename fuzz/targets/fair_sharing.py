@@ -1,15 +1,19 @@
 """Fair sharing among twins and relays: queues with turns, weights, tallies, room, time windows, limits, turns of posts, lists
-of commands."""
+of commands, shares of what goes to other relays."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from dmsg.rmb.core.errors import InvalidLimit
 from dmsg.rmb.core.fair_queue import FairQueue
 from dmsg.rmb.core.limiter import FixedWindow, Limit, parse_limit
+from dmsg.rmb.core.twin import Twin
+from dmsg.rmb.core.wire import Envelope
 from dmsg.rmb.peer.contents import Contents
-from dmsg.rmb.relay.lanes import Lane, Room
+from dmsg.rmb.relay.lanes import OUTGOING_BYTES, Lane, Outgoing, Room
+from dmsg.rmb.relay.shares import Shares
 from dmsg.rmb.relay.turns import AGAIN, PROMPT_S, Turns
 from dmsg.sansio.backoff import Backoff
 from dmsg.sansio.tally import Tally
@@ -19,7 +23,11 @@ from fuzz.oracles import as_text, outcome
 
 DICTIONARY = (b",", b" ", b"\t", b"\x1f", b"\xd9\xa3", b"100,1000000", b"999999999999999999", b"1000000000000000000")
 _SPACE = " \t\n\r\f\v"
-_TURNS, _CONTENTS = 0xFF, 0xFE
+_TURNS, _CONTENTS, _SHARES = 0xFF, 0xFE, 0xFD
+_TWIN = Twin(7, bytes(32))
+_ENVELOPES = tuple(Envelope() for _ in range(3))
+for _number, _envelope in enumerate(_ENVELOPES):
+    _envelope.source.twin = 1 + _number
 
 
 def one_input(data: bytes) -> None:
@@ -27,7 +35,7 @@ def one_input(data: bytes) -> None:
     choices = Choices(data)
     kind = choices.byte()
     # Some came later, and have one byte each so that inputs found before mean what they meant.
-    later = {_TURNS: _turns, _CONTENTS: _contents}
+    later = {_TURNS: _turns, _CONTENTS: _contents, _SHARES: _shares}
     later.get(kind, (_queue, _weights, _tally, _room, _window, _limit)[kind % 6])(choices)
 
 
@@ -276,6 +284,50 @@ def _contents(choices: Choices) -> None:
     assert len(contents._numbers) == len({twin for twin, _ in under_way})
 
 
+def _shares(choices: Choices) -> None:
+    """A sender and a relay have half of the room at most; what makes room is of the one that has most of what is full."""
+    limit = (4 + choices.byte() % 32) * OUTGOING_BYTES
+    shares = Shares(limit)
+    there: list[Outgoing] = []
+    for _ in range(200):
+        if not choices.left:
+            break
+        relay = "abc"[choices.byte() % 3]
+        match choices.below(4):
+            case 0 if there:
+                shares.remove(there.pop(choices.byte() % len(there)))
+            case 1 if there:
+                shares.charge(there[choices.byte() % len(there)], relay)
+            case _:
+                envelope = _ENVELOPES[choices.byte() % len(_ENVELOPES)]
+                new = Outgoing(envelope, bytes(choices.below(0x1000)), _TWIN, 0.0)
+                for surplus in shares.room_for(new.source, relay, new.size):
+                    if surplus is None:
+                        break
+                    own = Counter[str]()
+                    for one in there:
+                        own[one.charged] += one.size * (one.source == new.source)
+                    if own.total() + new.size > limit // 2:
+                        assert surplus.source == new.source and own[surplus.charged] == max(own.values())
+                        assert own[surplus.charged] > own[relay] + new.size
+                    else:
+                        assert surplus.source != new.source
+                    there.remove(surplus)
+                    shares.remove(surplus)
+                else:
+                    there.append(new)
+                    shares.add(new, relay)
+                    assert sum(one.size for one in there if one.source == new.source) <= limit // 2
+        of_relay = Counter[str]()
+        for one in there:
+            of_relay[one.charged] += one.size
+        assert shares.held.used == of_relay.total() <= limit
+        assert {one: held.used for one, held in shares.by_relay.items()} == of_relay
+        for source, full in shares._full.items():
+            assert full.used == shares.held.of(source)
+    assert not there or shares._full.keys() <= {one.source for one in there}
+
+
 def seeds() -> Iterator[bytes]:
     """A few operations of each."""
     put = b"".join(bytes((1, number % 3, 40 + number)) for number in range(9))
@@ -308,5 +360,14 @@ def seeds() -> Iterator[bytes]:
         + b"\x00\x03\x01\x02"
         + b"\x03\x03" * 3
     )
-    for which in (*range(5), _TURNS, _CONTENTS):
+    fill = b"".join(bytes((relay, 3, 0, 0, 0)) for relay in (0, 0, 0, 0, 0, 0, 1, 2, 1, 2, 1))
+    yield (
+        bytes((_SHARES, 8))
+        + fill
+        + fill.replace(b"\x03\x00", b"\x03\x01")
+        + b"\x00\x01\x02" * 3
+        + b"\x00\x00\x01" * 9
+        + fill
+    )
+    for which in (*range(5), _TURNS, _CONTENTS, _SHARES):
         yield bytes((which,)) + bytes((number * 7919) % 251 for number in range(300))

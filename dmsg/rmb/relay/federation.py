@@ -25,8 +25,9 @@ from dmsg.rmb.core.ranker import Ranker
 from dmsg.rmb.core.twin import Twin
 from dmsg.rmb.core.wire import Envelope
 from dmsg.rmb.relay.errors import NotPosted
-from dmsg.rmb.relay.lanes import Held, Lane, Outgoing
+from dmsg.rmb.relay.lanes import Lane, Outgoing
 from dmsg.rmb.relay.peering import BATCH_BYTES
+from dmsg.rmb.relay.shares import Shares
 from dmsg.rmb.relay.turns import Turns
 from dmsg.sansio.backoff import Backoff
 from dmsg.sansio.jitter import RandomNumbers
@@ -51,7 +52,8 @@ class FederationLimits:
     """How much may be under way, and when to retry."""
 
     #: Outstanding bytes. One sender, and one relay, may have half of them. When all are used, or a relay has its half, the
-    #: latest envelopes of the sender with the most bytes there fail to make room for a sender with less.
+    #: latest envelopes of the sender with the most bytes there fail to make room for a sender with less; when a sender has its
+    #: half, those for the relay with the most of it make room for another relay.
     outstanding_bytes: int = 64 << 20
     #: Posts under way, each over a connection, to one relay and to all relays. Above that, relays take turns.
     posts_per_relay: int = 4
@@ -114,8 +116,7 @@ class Federation:
         self._failed = failed
         self._emit = emit
         self._outstanding: dict[Outgoing, IDelayedCall | None] = {}
-        self._held = Held()
-        self._by_relay: dict[str, Held] = {}
+        self._shares = Shares(self.limits.outstanding_bytes)
         self._lanes: dict[str, Lane] = {}
         #: The posts under way, and the lanes that wait for a turn; and whether these are being given their turns.
         self._turns = Turns(self.limits.posts, self.limits.other_posts)
@@ -191,8 +192,7 @@ class Federation:
         size = outgoing.size
         if self._stopped or not self._make_room(outgoing.source, order[0], size):
             return RelayProblem.OVERLOADED
-        self._held.add(outgoing)
-        self._charge(outgoing, order[0])
+        self._shares.add(outgoing, order[0])
         self._outstanding[outgoing] = None
         if self._sweeping is None:
             self._sweeping = self._clock.callLater(_SWEPT_EVERY_S, self._sweep)
@@ -201,20 +201,11 @@ class Federation:
         return None
 
     def _make_room(self, source: int, relay: str, size: int) -> bool:
-        """Whether there is room, if need be after envelopes of a sender with more bytes have been given up for it."""
-        limit, of_relay = self.limits.outstanding_bytes, self._by_relay.get(relay)
-        if self._held.of(source) + size > limit // 2:
-            return False
-        for held, room in ((of_relay, limit // 2), (self._held, limit)):
-            if held is None:
-                continue
-            # A relay may have more than its half, because other relays did not answer. Its envelopes need not fail for that.
-            most = max(room, held.used)
-            while held.used + size > most:
-                surplus = held.surplus(source, size)
-                if surplus is None:
-                    return False
-                self._give_up(surplus, RelayProblem.OVERLOADED)
+        """Whether there is room, if need be after envelopes have been given up for it."""
+        for surplus in self._shares.room_for(source, relay, size):
+            if surplus is None:
+                return False
+            self._give_up(surplus, RelayProblem.OVERLOADED)
         return True
 
     def _advance(self, outgoing: Outgoing) -> None:
@@ -227,7 +218,7 @@ class Federation:
                 lane = self._lanes[relay] = Lane(self.limits.failures_to_close, self.limits.backoff)
             if not lane.closed(now):
                 # It no longer counts for the relay that refused it, so that it takes no room from that relay's envelopes.
-                self._charge(outgoing, relay)
+                self._shares.charge(outgoing, relay)
                 lane.put(outgoing)
                 self._pump(relay, lane)
                 return
@@ -418,23 +409,9 @@ class Federation:
             call.cancel()
         if outgoing.lane is not None:
             outgoing.lane.discard(outgoing)
-        self._held.remove(outgoing)
-        self._charge(outgoing, "")
+        self._shares.remove(outgoing)
         if not self._outstanding:
             self._idle.fire(None)
-
-    def _charge(self, outgoing: Outgoing, relay: str) -> None:
-        """Count the envelope to the share of ``relay`` from now on; "" is no relay."""
-        if outgoing.charged == relay:
-            return
-        if outgoing.charged:
-            held = self._by_relay[outgoing.charged]
-            held.remove(outgoing)
-            if not held.used:
-                del self._by_relay[outgoing.charged]
-        if relay:
-            self._by_relay.setdefault(relay, Held()).add(outgoing)
-        outgoing.charged = relay
 
     def _give_up(self, outgoing: Outgoing, problem: RelayProblem) -> None:
         is_posted = outgoing.lane is None

@@ -7,7 +7,7 @@ go another way at once, instead of waiting for one timeout after the other.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Final
@@ -98,36 +98,56 @@ class Held:
     __slots__ = ("_bytes", "_of")
 
     def __init__(self) -> None:
-        self._of: dict[int, OrderedDict[Outgoing, None]] = {}
-        self._bytes: Weights[int] = Weights()
+        self._of: dict[int | str, OrderedDict[Outgoing, None]] = {}
+        self._bytes: Weights[int | str] = Weights()
+
+    @staticmethod
+    def key(outgoing: Outgoing) -> int | str:
+        """For whom an envelope counts."""
+        return outgoing.source
 
     @property
     def used(self) -> int:
         """The bytes of all senders."""
         return self._bytes.total
 
-    def of(self, source: int) -> int:
+    def of(self, key: int | str) -> int:
         """The bytes of one sender."""
-        return self._bytes[source]
+        return self._bytes[key]
+
+    def all_of(self, key: int | str) -> Iterable[Outgoing]:
+        """The envelopes of one sender, in the order in which they came."""
+        return self._of.get(key, ())
 
     def add(self, outgoing: Outgoing) -> None:
         """Add an outstanding envelope."""
-        source = outgoing.source
-        self._bytes.add(source, outgoing.size)
-        self._of.setdefault(source, OrderedDict())[outgoing] = None
+        key = self.key(outgoing)
+        self._bytes.add(key, outgoing.size)
+        self._of.setdefault(key, OrderedDict())[outgoing] = None
 
     def remove(self, outgoing: Outgoing) -> None:
         """Remove an envelope that is no longer outstanding."""
-        source = outgoing.source
-        self._bytes.add(source, -outgoing.size)
-        del self._of[source][outgoing]
-        if not self._of[source]:
-            del self._of[source]
+        key = self.key(outgoing)
+        self._bytes.add(key, -outgoing.size)
+        del self._of[key][outgoing]
+        if not self._of[key]:
+            del self._of[key]
 
-    def surplus(self, source: int, size: int) -> Outgoing | None:
-        """The latest envelope of the sender with the most bytes, unless ``source`` would have as many with ``size`` more."""
+    def surplus(self, key: int | str, size: int) -> Outgoing | None:
+        """The latest envelope of the sender with the most bytes, unless ``key`` would have as many with ``size`` more."""
         largest = self._bytes.largest()
-        return next(reversed(self._of[largest])) if self._bytes[largest] > self.of(source) + size else None
+        return next(reversed(self._of[largest])) if self._bytes[largest] > self.of(key) + size else None
+
+
+class HeldOfSender(Held):
+    """The outstanding envelopes of one sender by the relay to whose share each counts, in the place of senders."""
+
+    __slots__ = ()
+
+    @staticmethod
+    def key(outgoing: Outgoing) -> int | str:
+        """For which relay an envelope counts."""
+        return outgoing.charged
 
 
 class Lane:

@@ -565,7 +565,7 @@ def test_the_room_of_senders_that_send_one_envelope_each_is_what_these_take() ->
     finally:
         tracemalloc.stop()
     parsed = 1_000  # which is not traced
-    assert taken + 2_000 * parsed < bench.federation._held.used
+    assert taken + 2_000 * parsed < bench.federation._shares.held.used
 
 
 def test_texts_that_are_kept_twice_take_more_room() -> None:
@@ -616,6 +616,24 @@ def test_one_sender_does_not_take_all_the_room_for_a_relay() -> None:
     for _ in range(6):
         bench.relays.answer_one("busy")
     assert {f"mine {number}" for number in range(3)} <= {uid for _, uids in bench.relays.posts for uid in uids}
+
+
+def test_twins_whose_relays_hang_do_not_take_the_share_of_one_that_answers_them() -> None:
+    """They ask it as often as they like; what it answers others goes out all the same."""
+    bench = Bench(outstanding_bytes=200 * (OUTGOING_BYTES + 1100))
+    for twin in (66, 67, 68):
+        bench.relays.slow[f"hangs{twin}"] = []
+        for number in range(200):
+            bench.submit(f"{twin} {number}", f"hangs{twin}", source=1, twin=twin, lifetime_s=1800, size=1000)
+    assert bench.submit("once more", "hangs66", source=1, twin=66, size=1000) is RelayProblem.OVERLOADED
+    before = len(bench.failed)
+    for number in range(20):
+        assert bench.submit(f"good {number}", "good", source=1, twin=7, size=1000) is None
+    assert bench.relays.asked.count("good") == 20
+    assert len(bench.failed) == before + 1 and bench.failed[-1][1] is RelayProblem.OVERLOADED
+    held = bench.federation._shares.by_relay
+    assert sum(held[f"hangs{twin}"].used for twin in (66, 67, 68)) > 90 * (OUTGOING_BYTES + 1000)
+    assert min(held[f"hangs{twin}"].used for twin in (66, 67, 68)) > 20 * (OUTGOING_BYTES + 1000)
 
 
 def test_what_a_dead_relay_leaves_to_another_one_does_not_fail_for_the_next_envelope() -> None:
@@ -943,7 +961,7 @@ def test_every_envelope_is_accepted_once_or_fails_once_before_its_end(seed: int)
     outcomes = Counter(uid for uid, _ in bench.failed) + Counter(parked)
     assert set(outcomes.values()) <= {1}
     assert {*outcomes, *accepted} == set(ends)
-    assert bench.federation._held.used == 0 and not bench.federation._by_relay
+    assert bench.federation._shares.held.used == 0 and not bench.federation._shares.by_relay
     assert bench.clock.getDelayedCalls() == []
 
 
