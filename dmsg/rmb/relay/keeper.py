@@ -14,6 +14,7 @@ from twisted.internet.defer import Deferred, ensureDeferred, gatherResults
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.internet.task import deferLater
 
+from dmsg.glue.fair_line import FairLine
 from dmsg.glue.in_turns import in_turns
 from dmsg.glue.line import Line
 from dmsg.glue.per_turn import PerTurn
@@ -79,9 +80,9 @@ class Keeper:
         #: Pushes under way for each session; and the turns of tasks that bring a session's envelopes back to the store.
         self._pushing: Counter[SessionAddress] = Counter()
         self._lines: dict[SessionAddress, Line] = {}
-        #: Limits how many sessions are brought back at a time; the time on the clock until which the store counts as away; and
-        #: the last time at which it did not take the one envelope that it is given meanwhile, and why.
-        self._returns = Line(_SESSIONS_AT_ONCE)
+        #: Limits how many sessions are brought back at a time, where networks take turns; the time on the clock until which the
+        #: store counts as away; and the last time at which it did not take the one envelope that it is given meanwhile, and why.
+        self._returns: FairLine[str] = FairLine(_SESSIONS_AT_ONCE)
         self._away_until = self._missed_at = float("-inf")
         self._missed = StoreError()
         #: Lines in which the next task may go on, and whether they are called.
@@ -328,7 +329,7 @@ class Keeper:
             at = tries = 0
             while at < len(unwritten):
                 began = self._clock.seconds()
-                await self._returns.turn()
+                await self._returns.turn(network)
                 misses = self._missed_at > began  # the store has not even taken one while this waited for its turn
                 try:
                     if not misses:

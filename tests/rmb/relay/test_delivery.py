@@ -933,6 +933,31 @@ def test_short_queues_of_many_sessions_that_end_at_once_are_put_into_the_store_i
     assert max(after - before for before, after in pairwise(progress)) <= 8 * 64
 
 
+def test_a_session_that_comes_back_does_not_wait_until_the_queues_of_many_others_are_in_the_store(
+    make_world: Callable[..., World], tmp_path: Path
+) -> None:
+    """Networks take turns: one with a thousand sessions held up all others for most of a minute."""
+    world = make_world(store=f"sqlite:{tmp_path / 'queues'}")
+    alice, bob = world.connect(1), world.connect(2, host="192.0.2.7")
+    crowd = [world.connect(3, str(at), host="203.0.113.7") for at in range(200)]
+    world.network.advance(1)
+    for client in (*crowd, bob):
+        client.shell.hold("test", True)
+        alice.send(alice.envelope(client.address, "long", plain=bytes(200_000)))
+        alice.send(*[alice.envelope(client.address, str(at)) for at in range(10)])
+    for client in (*crowd, bob):
+        client.shell.cut()
+    world.turn()
+    lines = world.relay.delivery.keeper._lines
+    assert len(lines) == 201
+    bob = world.connect(2, host="192.0.2.7")
+    while not bob.received:
+        world.network.advance(0.01)
+    assert len(lines) > 150
+    world.network.advance(5)
+    assert uids(bob) == [str(at) for at in range(10)] and not lines
+
+
 def test_what_came_while_a_long_queue_was_put_into_the_store_is_stored_in_turns(world: World) -> None:
     alice, bob = world.connect(1), world.connect(2)
     bob.shell.hold("test", True)
