@@ -83,14 +83,18 @@ def lines_of(text: str) -> Iterator[str]:
             yield match[1]
 
 
+#: Programs of Twisted, whose options are its own affair.
+_OF_TWISTED = ("mail", "manhole", "web", "words")
+
+
 def unknown_options(line: str) -> set[str]:
     """The options in ``line`` that its program does not have."""
     program, *words = [word.partition("=")[0] for word in re.sub(r"\s#\s.*", "", line).split()]
     given = {word for word in words if re.match(r"--?[a-z]", word)}
     if program == "twistd":
-        at = next((at for at, word in enumerate(words) if word in ROLES), len(words))
+        at = next((at for at, word in enumerate(words) if word in ROLES or word in _OF_TWISTED), len(words))
         before = given.intersection(words[:at])
-        behind = given.intersection(words[at:])
+        behind = given.intersection(words[at:] if words[at:] and words[at] in ROLES else ())
         return before - TWISTD | behind - (options_of_role(ROLES[words[at]]) if behind else set())
     if program == "dmsg_logs":
         return given - DMSG_LOGS
