@@ -94,7 +94,8 @@ class Scheme(Generic[T, C]):
 
     def read_server(self, args: tuple[str, ...], arguments: Mapping[str, str], use: type[U]) -> tuple[T, U]:
         """The settings of the client of a server string, and those of its use. Raises ``ConfigError``."""
-        _no_more(args)
+        # a server string without its key is often that of a client, or a file without "key="
+        _no_more(args, "" if "key" in arguments else f"a server listens with {self.name}:key=FILE, and ")
         settings, read = self._read(arguments, use)
         if settings.key is None:
             raise ConfigError("key", "a server needs a key file: key=FILE, or DMSG_KEY in the environment", SOURCE)
@@ -135,6 +136,7 @@ class Scheme(Generic[T, C]):
         return settings, read
 
 
-def _no_more(args: tuple[str, ...]) -> None:
+def _no_more(args: tuple[str, ...], hint: str = "") -> None:
     if any(args):
-        raise ConfigError(repr(next(filter(None, args))), r"not expected; a colon inside a value is written \:", SOURCE)
+        problem = rf"not expected; {hint}a colon inside a value is written \:"
+        raise ConfigError(repr(next(filter(None, args))), problem, SOURCE)

@@ -170,6 +170,8 @@ def test_strings_that_make_no_sense_say_why(reactor, string, what):
 def test_a_server_string_needs_a_key(reactor):
     with pytest.raises(ConfigError, match="key"):
         serverFromString(reactor, f"messaging:server={PIN}")
+    with pytest.raises(ConfigError, match="a server listens with messaging:key=FILE"):
+        serverFromString(reactor, f"messaging:{PEER}:server={PIN}")
 
 
 def test_settings_come_from_the_environment(reactor, monkeypatch, key_file):
