@@ -9,7 +9,7 @@ from typing import Any, Final
 from twisted.internet.defer import Deferred
 from zope.interface import implementer
 
-from dmsg.cli.exits import CommandError, Exit
+from dmsg.cli.exits import CommandError, Exit, describe
 from dmsg.cli.outage import OutageWatch
 from dmsg.cli.output import Output
 from dmsg.cli.protocols import PROTOCOLS, Client, Settings, security_of
@@ -44,7 +44,8 @@ async def open_client(
 
     A ``listening`` client is published and connected before the block begins. From then on ``out`` is told when all its
     servers are gone, and when it has one again. Raises ``CommandError`` if it has fewer servers than it needs after
-    :data:`CONNECT_TIMEOUT_S`, or the error of discovery. Any other client connects when it dials.
+    :data:`CONNECT_TIMEOUT_S`, or the error of discovery. Any other client connects when it dials. ``out`` is also told
+    when the client does without the operator's list, because there is no valid one.
     """
     if settings.discovery is None and not settings.servers:
         raise CommandError("give --discovery URL or --server PK@HOST:PORT", Exit.USAGE)
@@ -53,7 +54,7 @@ async def open_client(
     parts = ClientParts(reactor, settings, settings.read_key())
     try:
         if parts.relays is not None:
-            await _read_relays(parts.relays)
+            await _read_relays(parts.relays, out)
         elif listening and parts.discovery is not None:
             await _check_servers(settings, parts.discovery)
         parts.events = events = _Events(parts.events or NullEventLog())
@@ -68,7 +69,7 @@ async def open_client(
             if listening:
                 await _ready(client, events, reactor, max(1, settings.min_servers or 0))
             events.reasons = None
-            with _watched(client, events, reactor, out):
+            with _watched(client, events, reactor, out if listening else None):
                 yield client
         finally:
             await client.stopService()
@@ -89,14 +90,17 @@ def _watched(client: Client, events: _Events, reactor: Any, out: Output | None) 
         watch.stop()
 
 
-async def _read_relays(source: Any) -> None:
+async def _read_relays(source: Any, out: Output | None) -> None:
     """Read the operator's list once, and keep it up to date from then on.
 
     Raises ``RelayListError`` when there is no valid list and no other relays may be used.
     """
     await source.refresh()
-    if source.document is None and source.only:
-        raise source.error
+    if source.document is None:
+        if source.only:
+            raise source.error
+        if out is not None:  # the list is read again, but a wrong path or key stays wrong
+            out.note(f"{describe(source.error)}; going on with other relays")
     source.start()
 
 

@@ -45,7 +45,7 @@ async def run_connect(
     Raises ``DialError``, ``TransportBroken`` when the transport was cut off, and ``CommandError`` when nothing can be written
     to ``stdout`` any more.
     """
-    async with open_client(call.settings, reactor, listening=False) as client:
+    async with open_client(call.settings, reactor, listening=False, out=call.out) as client:
         transport = await client.dial(peer, service)
         far, near = _WatchedEnd(), _WatchedEnd()
         transport.attach(far)

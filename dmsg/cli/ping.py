@@ -101,7 +101,7 @@ async def run_ping(
 ) -> None:
     """``dmsg ping``. Raises ``DialError``, and ``CommandError`` for an echo that is late or wrong."""
     round_trips: list[float] = []
-    async with open_client(call.settings, reactor, listening=False) as client:
+    async with open_client(call.settings, reactor, listening=False, out=call.out) as client:
         began = reactor.seconds()
         transport = await client.dial(peer, service)
         dial_ms = (reactor.seconds() - began) * 1000

@@ -141,7 +141,7 @@ async def run_forward(call: Invocation, reactor: Any, peer: PublicKey, listen: s
         raise CommandError(f"{listen!r} is not a server endpoint: {problem}", Exit.USAGE) from None
     if listen.partition(":")[0].lower() == "stdio":
         raise CommandError(f"{listen!r} is for one connection: use dmsg connect {peer}", Exit.USAGE)
-    async with open_client(call.settings, reactor, listening=False) as client:
+    async with open_client(call.settings, reactor, listening=False, out=call.out) as client:
         redialer = Redialer(client, peer, service, timeout_s=call.settings.config.dial.timeout_s, clock=reactor)
 
         async def connect() -> End:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import replace
 
@@ -9,8 +10,10 @@ import pytest
 import pytest_twisted
 from click.testing import CliRunner
 
+from dmsg.cli.client import open_client
 from dmsg.cli.commands import group
 from dmsg.cli.exits import CommandError, Exit, describe, exit_code
+from dmsg.cli.output import Output
 from dmsg.cli.ping import run_echo
 from dmsg.crypto.keys import PublicKey, SecretKey, write_key_file
 from dmsg.relays.choice import RelaysMode
@@ -129,6 +132,20 @@ async def test_a_preferred_list_that_is_missing_stops_nothing(bench, tmp_path, o
     peer = PublicKey.parse((await bench.start(run_echo).ready())["public_key"])
     entry = await bench.network.discovery.get_entry(peer)
     assert entry.client.delegated_servers == (bench.pinned[0].public_key,)
+
+
+@pytest.mark.parametrize("bench", ["http"], indirect=True)
+@pytest.mark.parametrize("listening", [True, False])
+@pytest_twisted.ensureDeferred
+async def test_who_prefers_a_list_is_told_when_it_is_not_used(bench, tmp_path, operator, listening):
+    path = tmp_path / "relays.json"
+    path.write_text(dmsg("relays", "sign", "--key", tmp_path / "operator.key", RELAY).stdout)
+    given(bench, path, RELAY, RelaysMode.PREFER)
+    told = io.StringIO()
+    async with open_client(bench.settings(), bench.reactor, listening=listening, out=Output(io.StringIO(), told)):
+        pass
+    assert told.getvalue().startswith("the list of relays is not used: untrusted: issued by ")
+    assert told.getvalue().endswith("; going on with other relays\n")
 
 
 @pytest.mark.parametrize("bench", ["http"], indirect=True)

@@ -95,7 +95,7 @@ async def run_send(
     if len(set(names)) < len(names):
         raise CommandError("two of the files have the same name", Exit.USAGE)
     sources = [find_source(file) for file in files]
-    async with open_client(call.settings, reactor, listening=False) as client:
+    async with open_client(call.settings, reactor, listening=False, out=call.out) as client:
         await _Sending(call, reactor, client, DmsgAddress(peer, service), sources, retries, sha256).run()
 
 
