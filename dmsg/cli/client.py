@@ -48,7 +48,7 @@ async def open_client(
     when the client does without the operator's list, because there is no valid one.
     """
     if settings.discovery is None and not settings.servers:
-        raise CommandError("give --discovery URL or --server PK@HOST:PORT", Exit.USAGE)
+        raise not_given("--discovery URL or --server PK@HOST:PORT", "DMSG_DISCOVERY, DMSG_SERVER", settings)
     if listening and settings.min_servers == 0:
         raise CommandError("min_servers: needs at least one, or no client finds this program", Exit.USAGE)
     parts = ClientParts(reactor, settings, settings.read_key())
@@ -75,6 +75,12 @@ async def open_client(
             await client.stopService()
     finally:
         await parts.close()
+
+
+def not_given(options: str, variables: str, settings: Settings) -> CommandError:
+    """The error of a command to which nothing says where its network is; names all places where it could stand."""
+    table = PROTOCOLS[settings.protocol].role  # each protocol has its own, and a file may have only the other one
+    return CommandError(f"give {options} (or {variables}, or [{table}] in --config)", Exit.USAGE)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from dmsg.cli.client import open_discovery
+from dmsg.cli.client import not_given, open_discovery
 from dmsg.cli.exits import CommandError, Exit
 from dmsg.cli.output import printable
 from dmsg.cli.settings import PUBLIC_KEY, Invocation, common_options
@@ -33,7 +33,7 @@ def entry(call: Invocation, public_key: PublicKey) -> None:
 async def list_servers(call: Invocation, reactor: Any) -> None:
     """``dmsg servers``."""
     async with open_discovery(call.settings, reactor) as discovery:
-        _require(discovery)
+        _require(discovery, call)
         found = await discovery.available_servers(call.settings.protocol)
     rows = [(str(one.static), str(one.server.host_port), one.server.available_connections) for one in found]
     listed = [{"public_key": key, "address": address, "available": room} for key, address, room in rows]
@@ -47,7 +47,7 @@ async def list_servers(call: Invocation, reactor: Any) -> None:
 async def show_entry(call: Invocation, reactor: Any, public_key: PublicKey) -> None:
     """``dmsg entry``."""
     async with open_discovery(call.settings, reactor) as discovery:
-        _require(discovery)
+        _require(discovery, call)
         found: Entry = await discovery.get_entry(public_key)
     lines = [
         f"public key  {found.static}",
@@ -65,6 +65,6 @@ async def show_entry(call: Invocation, reactor: Any, public_key: PublicKey) -> N
     call.out.result(json.loads(found.to_json()), *lines)
 
 
-def _require(discovery: object) -> None:
+def _require(discovery: object, call: Invocation) -> None:
     if discovery is None:
-        raise CommandError("give --discovery URL", Exit.USAGE)
+        raise not_given("--discovery URL", "DMSG_DISCOVERY", call.settings)

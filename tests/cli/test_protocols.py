@@ -9,7 +9,8 @@ import pytest_twisted
 from click.testing import CliRunner
 
 from dmsg.cli.commands import group
-from dmsg.cli.exits import Exit, describe, exit_code
+from dmsg.cli.exits import CommandError, Exit, describe, exit_code
+from dmsg.cli.lookup import list_servers
 from dmsg.cli.ping import run_echo, run_ping
 from dmsg.cli.protocols import PROTOCOLS
 from dmsg.cli.settings import client_settings
@@ -88,6 +89,23 @@ def test_settings_come_from_the_table_the_variables_and_the_options_of_the_proto
 def test_what_the_protocol_does_not_know_is_a_usage_error(name, value):
     with pytest.raises(ConfigError, match="must be one of"):
         client_settings({name: value}, "messaging")
+
+
+@pytest.mark.parametrize(("bench", "table"), [(None, "client"), ("messaging", "messaging")], indirect=["bench"])
+@pytest.mark.parametrize(
+    ("run", "needs"),
+    [
+        (run_echo, "--discovery URL or --server PK@HOST:PORT (or DMSG_DISCOVERY, DMSG_SERVER, or [{}] in --config)"),
+        (list_servers, "--discovery URL (or DMSG_DISCOVERY, or [{}] in --config)"),
+    ],
+)
+@pytest_twisted.ensureDeferred
+async def test_a_command_without_a_network_says_where_it_may_be_named(bench, table, run, needs):
+    await bench.network.stop_relay(bench.relays[0])  # so that the bench pins none
+    with pytest.raises(CommandError) as caught:
+        await bench.run(run)
+    assert str(caught.value) == f"give {needs.format(table)}"
+    assert caught.value.exit is Exit.USAGE
 
 
 def test_options_that_several_protocols_have_are_written_alike():
