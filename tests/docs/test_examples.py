@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
+from dmsg.eventlog.compress import read_lines
 from dmsg.testing.process import free_port
 
 from .conftest import DOCS, ROOT, Terminal, commands, runnable_blocks
@@ -81,6 +83,15 @@ def test_embedding(terminal: Terminal, network: Callable[[], None]) -> None:
     assert lines[0].startswith("through dmsg:")
     assert lines[1:] == ["HELLO", "as expected: no entry"]
     assert terminal.run("python web.py").strip() == "True"
+
+
+def test_a_program_writes_an_event_log_of_its_own(terminal: Terminal, network: Callable[[], None]) -> None:
+    write(terminal, runnable_blocks(DOCS / "howto" / "observe.rst"))
+    network()
+    assert terminal.run("python logged.py") == "connected\n"
+    (path,) = (terminal.directory / "events").rglob("*.jsonl.zst")
+    lines = read_lines(str(path))
+    assert "session_up" in {json.loads(line)["event"] for line in lines}
 
 
 def test_access_policies(terminal: Terminal, network: Callable[[], None]) -> None:
