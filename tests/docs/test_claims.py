@@ -6,15 +6,26 @@ from collections.abc import Iterator
 from textwrap import dedent
 from typing import Any
 
+import pytest_twisted
 import tomllib
+from treq.client import HTTPClient
 from twisted.internet.defer import Deferred, fail
 from twisted.internet.error import ConnectionRefusedError
 from twisted.internet.task import Clock
+from twisted.web.client import Agent, HTTPConnectionPool
+from twisted.web.iweb import IAgentEndpointFactory
+from twisted.web.resource import Resource
+from twisted.web.server import Site
+from zope.interface import implementer
 
 from dmsg.address import HostPort
 from dmsg.crypto.keys import SecretKey
+from dmsg.eventlog.schema import TransportClosed
+from dmsg.mux.client.endpoint import DmsgClientEndpoint, DmsgServerEndpoint
 from dmsg.relays.pool import PoolConfig, SessionPool
 from dmsg.rmb.relay.limits import RelayLimits
+from dmsg.testing.network import LocalNetwork
+from tests.memory_log import MemoryEventLog
 
 from .conftest import DOCS
 
@@ -106,6 +117,41 @@ def test_d29_an_empty_discovery_is_asked_with_pauses() -> None:
     assert all(0.75 * poll_s <= pause <= 1.25 * poll_s for pause in pauses)
     assert len(set(pauses)) > 1
     assert not clock.getDelayedCalls()
+
+
+class Page(Resource):
+    """Says hello."""
+
+    isLeaf = True
+
+    def render_GET(self, request: object) -> bytes:
+        return b"hello"
+
+
+@implementer(IAgentEndpointFactory)
+class OneEndpoint:
+    """Connects to the same place whatever a URL says."""
+
+    def __init__(self, endpoint: DmsgClientEndpoint) -> None:
+        self.endpoint = endpoint
+
+    def endpointForURI(self, uri: object) -> DmsgClientEndpoint:
+        return self.endpoint
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_relay_says_refused_of_a_connection_to_a_web_server_that_its_client_kept(reactor: Any) -> None:
+    events = MemoryEventLog()
+    async with LocalNetwork(reactor, relays=1, events=events) as network:
+        bob, alice = await network.client(), await network.client()
+        await DmsgServerEndpoint(bob).listen(Site(Page()))
+        pool = HTTPConnectionPool(reactor)
+        endpoints = OneEndpoint(DmsgClientEndpoint(alice, bob.public_key))
+        web = HTTPClient(Agent.usingEndpointFactory(reactor, endpoints, pool))
+        assert await (await web.get("http://site/")).text() == "hello"
+        await pool.closeCachedConnections()
+    reasons = {event.by: event.reason for event in events.of(TransportClosed)}
+    assert reasons == {"peer": "normal", "local": "refused", "responder": "refused"}
 
 
 def test_behind_a_web_server_one_address_may_do_what_all_may_do() -> None:
