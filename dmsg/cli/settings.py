@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
+from dmsg.cli.completion import files, values_of
 from dmsg.cli.output import Output
 from dmsg.cli.protocols import DEFAULT, PROTOCOLS, Settings, check_service
 from dmsg.cli.runner import run
@@ -92,7 +93,13 @@ def setting_options(classes: Mapping[str, type], *, hidden: bool = False) -> Cal
         for one in settings_of(cls):
             found.setdefault(one.option, (one, []))[1].append(role)
     options = [
-        click.option("--config", f"{_PARAMETER}config", metavar="FILE", help=f"TOML file with a table {tables}."),
+        click.option(
+            "--config",
+            f"{_PARAMETER}config",
+            metavar="FILE",
+            help=f"TOML file with a table {tables}.",
+            shell_complete=files,
+        ),
         *(
             _option(one, hidden=hidden, only=roles if len(roles) < len(classes) else ())
             for one, roles in found.values()
@@ -131,6 +138,7 @@ def _option(one: Setting, *, hidden: bool, only: Collection[str]) -> Callable[[F
     return click.option(
         *names,
         metavar=one.kind.metavar,
+        shell_complete=values_of(one.kind.metavar),
         multiple=one.kind.many,
         help=f"{help}.",
         show_default=False if one.default in (None, ()) and not one.marks.unset else describe_default(one),
