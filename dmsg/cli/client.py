@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, Final
 
 from twisted.internet.defer import Deferred
@@ -119,7 +119,17 @@ async def _check_servers(settings: Settings, discovery: Any) -> None:
             return
         raise
     if not found and not settings.servers:
-        raise CommandError("discovery knows no server with room", Exit.UNREACHABLE)
+        raise await no_server(settings, discovery, Exit.UNREACHABLE)
+
+
+async def no_server(settings: Settings, discovery: Any, exit_code: Exit) -> CommandError:
+    """The error of a command for which ``discovery`` has no server; tells when it has one of another protocol."""
+    hint = ""
+    for other in PROTOCOLS:
+        with suppress(DiscoveryError):
+            if other != settings.protocol and await discovery.available_servers(other):
+                hint = f" for {settings.protocol}, but one for --protocol {other}"
+    return CommandError(f"discovery knows no server with room{hint}", exit_code)
 
 
 async def _ready(client: Client, events: _Events, reactor: Any, wanted: int) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from dmsg.cli.client import not_given, open_discovery
-from dmsg.cli.exits import CommandError, Exit
+from dmsg.cli.client import no_server, not_given, open_discovery
+from dmsg.cli.exits import Exit
 from dmsg.cli.output import printable
 from dmsg.cli.settings import PUBLIC_KEY, Invocation, common_options
 from dmsg.crypto.keys import PublicKey
@@ -35,13 +35,14 @@ async def list_servers(call: Invocation, reactor: Any) -> None:
     async with open_discovery(call.settings, reactor) as discovery:
         _require(discovery, call)
         found = await discovery.available_servers(call.settings.protocol)
+        missing = None if found else await no_server(call.settings, discovery, Exit.NOT_FOUND)
     rows = [(str(one.static), str(one.server.host_port), one.server.available_connections) for one in found]
     listed = [{"public_key": key, "address": address, "available": room} for key, address, room in rows]
     # in the form that --server takes
     lines = [f"{key}@{address}  {room} connections available" for key, address, room in rows]
     call.out.result({"servers": listed}, *lines)
-    if not found:
-        raise CommandError("discovery knows no server with room", Exit.NOT_FOUND)
+    if missing is not None:
+        raise missing
 
 
 async def show_entry(call: Invocation, reactor: Any, public_key: PublicKey) -> None:

@@ -10,10 +10,13 @@ import pytest_twisted
 
 from dmsg.address import PinnedServer
 from dmsg.cli import lookup
+from dmsg.cli.exits import CommandError, Exit
 from dmsg.cli.output import Output
+from dmsg.cli.ping import run_echo
 from dmsg.cli.settings import Invocation, client_settings
 from dmsg.crypto.keys import SecretKey
 from dmsg.discovery.entry import Entry, ServerPart
+from dmsg.testing.network import LocalNetwork
 
 KEY = SecretKey(b"\x11" * 32)
 
@@ -49,3 +52,17 @@ async def test_addresses_are_printed_as_a_command_takes_them(monkeypatch, addres
     listed, *_, shown = written.getvalue().splitlines()
     assert str(PinnedServer.parse(listed.split()[0])) == f"{KEY.public_key}@{read}"
     assert shown == f"server at   {read} (9 connections available)"
+
+
+@pytest.mark.parametrize(("protocol", "other"), [("dmsg", "messaging"), ("messaging", "dmsg")])
+@pytest_twisted.ensureDeferred
+async def test_who_finds_no_server_is_told_of_another_protocol(reactor, protocol, other):
+    counts = {"relays": int(other == "dmsg"), "messaging_relays": int(other == "messaging")}
+    async with LocalNetwork(reactor, discovery="http", **counts) as network:
+        settings = client_settings({"discovery": network.discovery_url}, protocol)
+        call = Invocation(settings, Output(io.StringIO(), io.StringIO(), json_lines=True))
+        says = f"discovery knows no server with room for {protocol}, but one for --protocol {other}"
+        for command, code in ((lookup.list_servers, Exit.NOT_FOUND), (run_echo, Exit.UNREACHABLE)):
+            with pytest.raises(CommandError) as caught:
+                await command(call, reactor)
+            assert (str(caught.value), caught.value.exit) == (says, code)
