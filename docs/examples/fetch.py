@@ -6,10 +6,11 @@ python fetch.py 'dmsg:PUBLIC_KEY:discovery=http\\://127.0.0.1\\:9090' /index.htm
 
 import sys
 
+from treq.client import HTTPClient
 from twisted.internet import task
 from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import clientFromString
-from twisted.web.client import Agent, HTTPConnectionPool, readBody
+from twisted.web.client import Agent, HTTPConnectionPool
 from twisted.web.iweb import IAgentEndpointFactory
 from zope.interface import implementer
 
@@ -28,10 +29,10 @@ class OneEndpoint:
 async def main(reactor, description, *paths):
     endpoints = OneEndpoint(clientFromString(reactor, description))
     pool = HTTPConnectionPool(reactor)
-    agent = Agent.usingEndpointFactory(reactor, endpoints, pool)
+    http = HTTPClient(Agent.usingEndpointFactory(reactor, endpoints, pool))
     for path in paths:
-        response = await agent.request(b"GET", b"http://site" + path.encode())
-        body = await readBody(response)
+        response = await http.get(f"http://site{path}", reactor=reactor)
+        body = await response.content()
         print(path, response.code, len(body), flush=True)
     await pool.closeCachedConnections()
 

@@ -90,6 +90,7 @@ async def test_twist_web(reactor, start, secret_of, site, runner):
         await fetch.saw("/hello.txt 200 13")
         await fetch.saw(f"/picture.bin 200 {5 * MIB}")
         assert await fetch.ended() == 0
+        assert "Warning" not in fetch.output
         web.kill(signal.SIGTERM)
         await web.ended()
         assert "Traceback" not in web.output, web.output
