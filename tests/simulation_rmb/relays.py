@@ -299,7 +299,7 @@ class Relay:
             "pending bytes": delivery.pending.used + len(delivery.pending._taken),
             "tasks": len(delivery.background.tasks),
             "pushing": len(keeper._pushing),
-            "lines": len(keeper._lines) + len(keeper._ready),
+            "lines": len(keeper._lines) + len(keeper._lines._ready),
             "new pushes": keeper._pushes._new.used,
             "asking": len(delivery._asking),
             "returning": keeper._returns.under_way + len(keeper._returns._waiting),

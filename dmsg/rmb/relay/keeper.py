@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
@@ -26,6 +26,7 @@ from dmsg.rmb.relay.background import Background
 from dmsg.rmb.relay.errors import StoreError, StoreFull
 from dmsg.rmb.relay.pushes import Pushes
 from dmsg.rmb.relay.session import Session
+from dmsg.rmb.relay.store_lines import StoreLines
 from dmsg.rmb.relay.stores.base import QueueStore
 from dmsg.rmb.relay.switch import Switch
 
@@ -37,8 +38,6 @@ _RETURNED_AT_ONCE: Final = 256
 _SESSIONS_AT_ONCE: Final = 8
 #: Envelopes of one session in one turn of the reactor where the store answers at once: some 30 ms for all sessions.
 _RETURNED_IN_A_TURN: Final = 64
-#: Envelopes that waited until queues were in the store, and are stored behind them in one turn of the reactor: some 30 ms.
-_KEPT_IN_A_TURN: Final = 256
 #: Sessions that delete what they were given, or read a page, in one turn of the reactor: some 30 ms where the store answers at
 #: once.
 _PAGES_IN_A_TURN: Final = 8
@@ -79,15 +78,12 @@ class Keeper:
         self._flush = flush
         #: Pushes under way for each session; and the turns of tasks that bring a session's envelopes back to the store.
         self._pushing: Counter[SessionAddress] = Counter()
-        self._lines: dict[SessionAddress, Line] = {}
+        self._lines = StoreLines(background, clock, self.stored)
         #: Limits how many sessions are brought back at a time, where networks take turns; the time on the clock until which the
         #: store counts as away; and the last time at which it did not take the one envelope that it is given meanwhile, and why.
         self._returns: FairLine[str] = FairLine(_SESSIONS_AT_ONCE)
         self._away_until = self._missed_at = float("-inf")
         self._missed = StoreError()
-        #: Lines in which the next task may go on, and whether they are called.
-        self._ready: deque[tuple[SessionAddress, Line]] = deque()
-        self._is_calling = False
         self._pages = PerTurn(_PAGES_IN_A_TURN, clock)
         self._retries: dict[Session, IDelayedCall] = {}
         #: Ids of envelopes that ended sessions were given but that are still in the store, and their number.
@@ -142,7 +138,7 @@ class Keeper:
                 pushing = self._pushes.push(to, data, now_s, until_s, envelope.source.twin, new_from=network)
             finally:  # not when it is pushed: a store keeps the order of the calls
                 if line is not None:
-                    self._next(to, line)
+                    self._lines.next(to, line)
             if not await pushing:
                 return RelayProblem.EXPIRED
         finally:
@@ -220,7 +216,7 @@ class Keeper:
         """Read more for ``session`` if the store may have something, and all that was read before is written."""
         if not session.stored or session.fetching or session.queue:
             return
-        if session.address not in self._lines and self._is_current(session):
+        if self._lines.get(session.address) is None and self._is_current(session):
             session.fetching = True
             self._background.run(self._fetch(session))
 
@@ -314,9 +310,7 @@ class Keeper:
 
     def _bring_back(self, session: Session, done: list[str], unwritten: list[bytes]) -> None:
         """Store what a session was not given, ahead of later envelopes for it, and delete what it was given."""
-        line = self._lines.get(session.address)
-        if line is None:
-            line = self._lines[session.address] = Line()
+        line = self._lines.begin(session.address)
         self._background.run(self._return(session.address, session.origin.network, line, done, unwritten))
 
     async def _return(
@@ -353,7 +347,7 @@ class Keeper:
                     self._remember(address, done)
         finally:
             self._switch.returning.give_back(network, size)
-            self._next(address, line)
+            self._lines.next(address, line)
 
     def _remember(self, address: SessionAddress, done: list[str]) -> None:
         """Remember what the next session of this name must not be given again."""
@@ -465,29 +459,3 @@ class Keeper:
             await deferLater(self._clock, 0)
         finally:
             self._returns.over()
-
-    def _next(self, address: SessionAddress, line: Line) -> None:
-        """End a turn in ``line``. Tasks behind it go on later, because thousands may wait, and in thousands of lines."""
-        if not line.waiting:
-            self._over(address, line)
-            return
-        self._ready.append((address, line))
-        if not self._is_calling:
-            self._is_calling = True
-            self._background.run(self._call())
-
-    async def _call(self) -> None:
-        """Let tasks in lines that are ready go on, some in each turn of the reactor. Lines take turns."""
-        while self._ready:
-            await deferLater(self._clock, 0)
-            for _ in range(_KEPT_IN_A_TURN):
-                # A line comes back at once with its next task. PerTurn would leave that to another turn.
-                if self._ready:
-                    self._over(*self._ready.popleft())
-        self._is_calling = False
-
-    def _over(self, address: SessionAddress, line: Line) -> None:
-        """End a turn. Without further tasks the line is dropped, and the session may be given more."""
-        if line.over():
-            del self._lines[address]
-            self.stored(address)
