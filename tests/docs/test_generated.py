@@ -304,6 +304,9 @@ NUMBERS = [
     ("explanation/limits.rst", f"{_RMB.queue_bytes >> 20} MiB for one session"),
     ("explanation/limits.rst", f"after {_RMB.slow_consumer_timeout_s:g} seconds without any progress"),
     ("explanation/limits.rst", f"{_RMB.queued_total_bytes >> 20} MiB for all sessions"),
+    ("explanation/limits.rst", f"meanwhile has {_RMB.pending_total_bytes >> 20} MiB"),
+    ("explanation/limits.rst", f"no more than {_RMB.pending_per_session} of its envelopes wait"),
+    ("spec/rmb-relay.rst", f"the session they are for: {_RMB.pending_total_bytes >> 20} MiB in all"),
     (
         "explanation/limits.rst",
         f"{_STORES.queue_envelopes:,} of them and {_STORES.queue_bytes >> 20} MiB for a session, "

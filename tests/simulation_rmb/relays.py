@@ -297,6 +297,7 @@ class Relay:
             "incoming": switch.incoming_total_bytes + len(switch.incoming),
             "dirty": len(switch.dirty),
             "pending bytes": delivery.pending.used + len(delivery.pending._taken),
+            "waiting behind returns": delivery.waiting.used + len(delivery.waiting._of),
             "tasks": len(delivery.background.tasks),
             "pushing": len(keeper._pushing),
             "lines": len(keeper._lines) + len(keeper._lines._ready),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any, Final, Protocol
 
@@ -28,7 +29,7 @@ from dmsg.rmb.interfaces import ITwinRegistry
 from dmsg.rmb.relay.background import Background
 from dmsg.rmb.relay.errors import StoreError, StoreFull
 from dmsg.rmb.relay.keeper import Keeper
-from dmsg.rmb.relay.lanes import Room, held_bytes
+from dmsg.rmb.relay.lanes import PairedRoom, Room, held_bytes
 from dmsg.rmb.relay.lookups import LookUps
 from dmsg.rmb.relay.session import Session
 from dmsg.rmb.relay.stores.base import QueueStore
@@ -106,8 +107,10 @@ class Delivery:
         self._flush = flush
         #: Envelopes whose twin is being looked up, in their order, by the sessions they are for.
         self._asking: dict[SessionAddress, dict[int, Parcel]] = {}
-        #: Bytes under way, by the networks they come from.
+        #: Bytes under way, by the networks they come from; and bytes that wait until earlier envelopes for the same sessions are
+        #: in the store, by the networks of these sessions.
         self.pending: Room = Room(self._limits.pending_total_bytes)
+        self.waiting = PairedRoom(self._limits.pending_total_bytes)
         #: Tasks that bring envelopes to the store, to other relays, or from the store to sessions.
         self.background = Background(clock)
         #: Moves envelopes to the store and back.
@@ -186,9 +189,23 @@ class Delivery:
             await self._carry(parcel, session)
 
     async def _carry(self, parcel: Parcel, session: Session) -> None:
-        problem = await self._attempt(self._try(parcel, session.origin.network))
+        network = session.origin.network
+        problem = await self._attempt(self._try(parcel, network))
+        self._release(parcel, network)
+        if problem is not None:
+            self.answer(parcel.envelope, problem, network)
+
+    def _release(self, parcel: Parcel, network: str) -> None:
+        """Count ``parcel``, which came from ``network``, no longer as under way."""
         size = _size(parcel)
-        self.pending.give_back(session.origin.network, size)
+        if parcel.receiver is not None:
+            self.waiting.give_back(parcel.receiver, network, size)
+            parcel.receiver = None
+            return
+        self.pending.give_back(network, size)
+        session, parcel.session = parcel.session, None
+        if session is None:  # other relays were asked before
+            return
         session.pending -= 1
         session.pending_bytes -= size
         limits, shell = self._limits, session.owner
@@ -198,8 +215,18 @@ class Delivery:
             and session.pending_bytes <= limits.pending_session_bytes // 2
         ):
             shell.hold(HOLD, False)
-        if problem is not None:
-            self.answer(parcel.envelope, problem, session.origin.network)
+
+    def _may_wait(self, parcel: Parcel, network: str, receiver: str) -> bool:
+        """Count ``parcel`` for the network ``receiver`` instead of the session that sent it, if there is room.
+
+        It waits until earlier ones for the same session are in the store. That takes seconds if a stranger wishes, who can
+        also cause many such envelopes: by requests from that session.
+        """
+        if not self.waiting.take(receiver, network, _size(parcel)):
+            return False
+        self._release(parcel, network)
+        parcel.receiver = receiver
+        return True
 
     async def _attempt(self, work: _Work) -> RelayProblem | None:
         """The result of ``work``, or the problem that its failure stands for."""
@@ -224,7 +251,7 @@ class Delivery:
     async def _try(self, parcel: Parcel, network: str) -> RelayProblem | None:
         envelope, data, to = parcel.envelope, parcel.data, parcel.to
         if to in self._switch.sessions:
-            return await self.keeper.keep(to, data, envelope, network)
+            return await self._keep(parcel, network)
         self._asking.setdefault(to, {})[id(parcel)] = parcel
         twin = None
         try:
@@ -262,7 +289,7 @@ class Delivery:
                 self._switch.counts.federated += 1
             return problem
         if self._store.shared and await self._store.connected(to):
-            return await self.keeper.keep(to, data, envelope, network)
+            return await self._keep(parcel, network)
         if federation is not None and federation.elsewhere(
             envelope,
             data,
@@ -295,17 +322,20 @@ class Delivery:
         """Store an envelope for a session that is connected nowhere."""
         if fails_fast(parcel.envelope.tags) and parcel.to not in self._switch.sessions:
             return RelayProblem.OFFLINE
-        return await self.keeper.keep(parcel.to, parcel.data, parcel.envelope, network)
+        return await self._keep(parcel, network)
+
+    def _keep(self, parcel: Parcel, network: str) -> _Work:
+        may_wait = partial(self._may_wait, parcel, network)
+        return self.keeper.keep(parcel.to, parcel.data, parcel.envelope, network, may_wait)
 
     def _run_again(self, work: _Work, parcel: Parcel, network: str, in_doubt: bool) -> None:
         """Do ``work`` for an envelope that was offered to other relays. ``in_doubt``: one of them may have taken it."""
         self.background.run(self._again(work, parcel, network, in_doubt))
 
     async def _again(self, work: _Work, parcel: Parcel, network: str, in_doubt: bool) -> None:
-        size = _size(parcel)
-        self.pending.take(network, size)  # even without room: the envelope was accepted before
+        self.pending.take(network, _size(parcel))  # even without room: the envelope was accepted before
         problem = await self._attempt(work)
-        self.pending.give_back(network, size)
+        self._release(parcel, network)
         if problem is not None and in_doubt and problem.is_certain(problem.text):
             problem = RelayProblem.NOT_STORED  # after another problem a client may send it again over another relay
         if problem is not None:
@@ -341,7 +371,7 @@ class Delivery:
         counts.bytes += len(data)
 
     async def _accept(self, parcel: Parcel, connected_only: bool, is_asked: bool) -> int:
-        problem = await self._attempt(self._keep(parcel, connected_only, is_asked))
+        problem = await self._attempt(self._keep_post(parcel, connected_only, is_asked))
         if problem is None:
             return _ACCEPTED
         if problem is RelayProblem.OFFLINE:
@@ -349,7 +379,7 @@ class Delivery:
         self._switch.note(parcel.envelope.source.twin, problem)
         return _REFUSED if problem is RelayProblem.EXPIRED else _UNAVAILABLE
 
-    async def _keep(self, parcel: Parcel, connected_only: bool, is_asked: bool) -> RelayProblem | None:
+    async def _keep_post(self, parcel: Parcel, connected_only: bool, is_asked: bool) -> RelayProblem | None:
         if connected_only and parcel.to not in self._switch.sessions and not await self._store.connected(parcel.to):
             return RelayProblem.OFFLINE
         if is_asked:

@@ -16,7 +16,6 @@ from twisted.internet.task import deferLater
 
 from dmsg.glue.fair_line import FairLine
 from dmsg.glue.in_turns import in_turns
-from dmsg.glue.line import Line
 from dmsg.glue.per_turn import PerTurn
 from dmsg.rmb.core.address import SessionAddress
 from dmsg.rmb.core.errors import RelayProblem
@@ -26,7 +25,7 @@ from dmsg.rmb.relay.background import Background
 from dmsg.rmb.relay.errors import StoreError, StoreFull
 from dmsg.rmb.relay.pushes import Pushes
 from dmsg.rmb.relay.session import Session
-from dmsg.rmb.relay.store_lines import StoreLines
+from dmsg.rmb.relay.store_lines import StoreLine, StoreLines
 from dmsg.rmb.relay.stores.base import QueueStore
 from dmsg.rmb.relay.switch import Switch
 
@@ -108,8 +107,19 @@ class Keeper:
         self._flush()
         return True
 
-    async def keep(self, to: SessionAddress, data: bytes, envelope: Envelope, network: str) -> RelayProblem | None:
-        """Put an envelope from ``network`` into the store, unless its session has room for it."""
+    async def keep(
+        self,
+        to: SessionAddress,
+        data: bytes,
+        envelope: Envelope,
+        network: str,
+        may_wait: Callable[[str], bool] | None = None,
+    ) -> RelayProblem | None:
+        """Put an envelope from ``network`` into the store, unless its session has room for it.
+
+        ``may_wait`` is asked before it waits for earlier ones that are on their way to the store, with the network of their
+        session. From then on it counts for that network.
+        """
         if remaining(self._unix_time(), envelope.timestamp, envelope.expiration) is None:
             return RelayProblem.EXPIRED
         if self.here(to, data):
@@ -122,9 +132,13 @@ class Keeper:
             earlier = [] if self._clock.seconds() < session.full_until else session.take_behind()
             if earlier:
                 self._bring_back(session, [], earlier)
+        line = self._lines.get(to)
+        if line is not None and may_wait is not None:
+            if not may_wait(line.network):
+                return RelayProblem.OVERLOADED
+            network = line.network
         self._pushing[to] += 1
         try:
-            line = self._lines.get(to)
             if line is not None:
                 await line.turn()
             try:
@@ -310,11 +324,11 @@ class Keeper:
 
     def _bring_back(self, session: Session, done: list[str], unwritten: list[bytes]) -> None:
         """Store what a session was not given, ahead of later envelopes for it, and delete what it was given."""
-        line = self._lines.begin(session.address)
+        line = self._lines.begin(session.address, session.origin.network)
         self._background.run(self._return(session.address, session.origin.network, line, done, unwritten))
 
     async def _return(
-        self, address: SessionAddress, network: str, line: Line, done: list[str], unwritten: list[bytes]
+        self, address: SessionAddress, network: str, line: StoreLine, done: list[str], unwritten: list[bytes]
     ) -> None:
         size = sum(map(len, unwritten))
         self._switch.returning.take(network, size)

@@ -92,6 +92,40 @@ class Room:
             self._taken.pop(key, None)
 
 
+class PairedRoom:
+    """A limit of bytes that receivers share fairly, and in the share of each receiver the senders, as in :class:`Room`."""
+
+    __slots__ = ("_all", "_of", "_share")
+
+    def __init__(self, limit: int) -> None:
+        self._all = Room(limit)
+        self._share = limit // 2
+        self._of: dict[object, Room] = {}
+
+    @property
+    def used(self) -> int:
+        """The bytes of all."""
+        return self._all.used
+
+    def take(self, receiver: object, sender: object, size: int) -> bool:
+        """Count ``size`` bytes, if there is room for them; returns whether there is."""
+        of_receiver = self._of.get(receiver) or Room(self._share)
+        if not (self._all.has(receiver, size) and of_receiver.has(sender, size)):
+            return False
+        self._all.take(receiver, size)
+        of_receiver.take(sender, size)
+        self._of[receiver] = of_receiver
+        return True
+
+    def give_back(self, receiver: object, sender: object, size: int) -> None:
+        """Release ``size`` bytes."""
+        self._all.give_back(receiver, size)
+        of_receiver = self._of[receiver]
+        of_receiver.give_back(sender, size)
+        if not of_receiver.used:
+            del self._of[receiver]
+
+
 class Held:
     """The outstanding envelopes by sender, and the bytes of each sender."""
 

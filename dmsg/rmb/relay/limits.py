@@ -39,7 +39,8 @@ class RelayLimits(AdmissionLimits):
     close_timeout_s: float = 2.0
     #: Envelopes of one session that wait for the registry, the store or federation, and their bytes; above that, the relay
     #: stops reading from the session. The third limit is for all sessions, and a network may use as much of it as it leaves
-    #: free; above that, requests are answered "overloaded".
+    #: free; above that, requests are answered "overloaded". Envelopes that wait until earlier ones for their sessions are in the
+    #: store do not count for these limits, and have as much as the third beside it, by the networks of the sessions they are for.
     pending_per_session: int = 256
     pending_session_bytes: int = 2 * 1024 * 1024
     pending_total_bytes: int = 64 * 1024 * 1024

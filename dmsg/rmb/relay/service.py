@@ -171,7 +171,7 @@ class RmbRelay(Service):
         return {
             "sessions": len(self.switch.sessions),
             "queued_bytes": self.switch.waiting_bytes + self.switch.returning.used,
-            "pending_bytes": self.delivery.pending.used,
+            "pending_bytes": self.delivery.pending.used + self.delivery.waiting.used,
             "stalled_sessions": len(self.switch.stalled),
         }
 

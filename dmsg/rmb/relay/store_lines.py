@@ -17,6 +17,13 @@ from dmsg.rmb.relay.background import Background
 _KEPT_IN_A_TURN: Final = 256
 
 
+class StoreLine(Line):
+    """The turns of the tasks of a session; ``network`` is where it was connected last."""
+
+    __slots__ = ("network",)
+    network: str
+
+
 class StoreLines:
     """A line for each session with such tasks. ``over(address)`` is called when the last task of a session has ended."""
 
@@ -24,26 +31,27 @@ class StoreLines:
         self._background = background
         self._clock = clock
         self._over = over
-        self._lines: dict[SessionAddress, Line] = {}
+        self._lines: dict[SessionAddress, StoreLine] = {}
         #: Lines in which the next task may go on, and whether they are called.
-        self._ready: deque[tuple[SessionAddress, Line]] = deque()
+        self._ready: deque[tuple[SessionAddress, StoreLine]] = deque()
         self._is_calling = False
 
     def __len__(self) -> int:
         return len(self._lines)
 
-    def get(self, address: SessionAddress) -> Line | None:
+    def get(self, address: SessionAddress) -> StoreLine | None:
         """The line of a session, if it has tasks."""
         return self._lines.get(address)
 
-    def begin(self, address: SessionAddress) -> Line:
-        """The line of a session for another task, which has to end with :meth:`next`."""
+    def begin(self, address: SessionAddress, network: str) -> StoreLine:
+        """The line of a session at ``network`` for another task, which has to end with :meth:`next`."""
         line = self._lines.get(address)
         if line is None:
-            line = self._lines[address] = Line()
+            line = self._lines[address] = StoreLine()
+        line.network = network
         return line
 
-    def next(self, address: SessionAddress, line: Line) -> None:
+    def next(self, address: SessionAddress, line: StoreLine) -> None:
         """End a turn in ``line``. Tasks behind it go on later, because thousands may wait, and in thousands of lines."""
         if not line.waiting:
             self._end(address, line)
@@ -63,7 +71,7 @@ class StoreLines:
                     self._end(*self._ready.popleft())
         self._is_calling = False
 
-    def _end(self, address: SessionAddress, line: Line) -> None:
+    def _end(self, address: SessionAddress, line: StoreLine) -> None:
         if line.over():
             del self._lines[address]
             self._over(address)

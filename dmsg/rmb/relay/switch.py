@@ -32,7 +32,7 @@ _LOOKED_AT: Final = 8
 class Parcel:
     """An envelope's outline and its bytes, for a session that is not connected here or has no room now.
 
-    ``session`` is the session that sent the envelope, or ``None`` if another relay posted it.
+    ``session`` is the session that sent the envelope, as long as it counts for that as under way.
     """
 
     envelope: Envelope
@@ -41,6 +41,8 @@ class Parcel:
     session: Session | None
     #: Whether the session that it is for has connected meanwhile, and has it.
     delivered: bool = False
+    #: Once it counts for that: the network of the session it is for, whose earlier envelopes are on their way to the store.
+    receiver: str | None = None
 
 
 @dataclass(slots=True)

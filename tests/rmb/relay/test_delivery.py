@@ -1227,6 +1227,73 @@ def test_what_ended_sessions_were_not_given_is_bounded_while_the_store_hangs_and
     assert world.relay.stats()["queued_bytes"] == world.relay.stats()["pending_bytes"] == 0
 
 
+def queue_for(client: Client, sender: Client, uids: Iterable[str]) -> None:
+    """Let envelopes wait in the queue of ``client``, which takes nothing more."""
+    client.shell.hold("test", True)
+    sender.send(sender.envelope(client.address, "long", plain=bytes(200_000)))
+    sender.send(*[sender.envelope(client.address, uid) for uid in uids])
+
+
+def test_envelopes_that_wait_until_a_queue_is_in_the_store_stop_none_that_their_sender_sends_to_others(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stranger who asked something and went away made a service mute for all others."""
+    alice, bob, carol = world.connect(1, host="203.0.113.1"), world.connect(2), world.connect(3)
+    store = HungStore(world, monkeypatch)
+    before = [str(at) for at in range(20)]
+    queue_for(bob, alice, before)
+    bob.leave()
+    sent = [str(at) for at in range(100, 700)]
+    for uid in sent:
+        alice.send(alice.envelope(2, uid))
+    alice.send(alice.envelope(3, "to another"))
+    assert uids(carol) == ["to another"] and not errors(alice)
+    assert world.relay.stats()["pending_bytes"] > 3_000_000
+    store.answer()
+    world.network.advance(1)
+    assert stored(world, 2) == [*before, *sent] and not errors(alice)
+    assert world.relay.stats()["pending_bytes"] == 0 == len(world.relay.delivery.waiting._of)
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_what_waits_until_a_queue_is_in_the_store_is_bounded_and_shared_by_receivers_and_senders(
+    make_world: Callable[..., World], monkeypatch: pytest.MonkeyPatch, asks: bool
+) -> None:
+    world = make_world(pending_total_bytes=800_000)
+    if asks:
+        world.relay.delivery.federation = federation = Federation()
+    alice, mallory = world.connect(1, host="203.0.113.1"), world.connect(6, host="198.51.100.1")
+    bob, carol = world.connect(2, host="192.0.2.7"), world.connect(3, host="192.0.3.7")
+    store = HungStore(world, monkeypatch)
+    before = [str(at) for at in range(20)]
+    for client in (bob, carol):
+        queue_for(client, alice, before)
+        client.leave()
+
+    def send(client: Client, to: int, count: int) -> list[str]:
+        """Send ``count`` envelopes to a twin, and return the names of those that were refused."""
+        client.received.clear()
+        for at in range(count):
+            client.send(client.envelope(to, f"{client.address.twin}-{at}"))
+            while asks and federation.asked:
+                federation.asked.pop()(False)
+        world.turn()
+        assert {code for _, code, _ in errors(client)} <= {133}
+        return uids(client)
+
+    refused = send(mallory, 2, 100)
+    assert 60 < len(refused) < 90 and refused == [f"6-{at}" for at in range(100 - len(refused), 100)]
+    assert send(alice, 2, 5) == send(alice, 3, 5) == send(mallory, 3, 5) == []
+    assert world.relay.delivery.pending.used == 0 < world.relay.stats()["pending_bytes"] < 800_000
+    send(alice, 9, 5)  # the receivers' share is none of what is sent from anywhere
+    assert world.relay.delivery.pending.used
+    store.answer()
+    world.network.advance(1)
+    taken = [f"6-{at}" for at in range(100 - len(refused))]
+    assert stored(world, 2) == [*before, *taken, *(f"1-{at}" for at in range(5))]
+    assert len(stored(world, 3)) == 30 and world.relay.stats()["pending_bytes"] == 0
+
+
 def test_texts_of_an_envelope_that_are_kept_while_its_twin_is_looked_up_count_too(world: World) -> None:
     alice = world.connect(1)
     world.registry.slow = Deferred()

@@ -22,7 +22,7 @@ from dmsg.rmb.core.twin import Twin
 from dmsg.rmb.core.wire import Envelope, outline
 from dmsg.rmb.relay.errors import NotPosted
 from dmsg.rmb.relay.federation import Federation, FederationLimits
-from dmsg.rmb.relay.lanes import OUTGOING_BYTES, Lane, Outgoing, Room
+from dmsg.rmb.relay.lanes import OUTGOING_BYTES, Lane, Outgoing, PairedRoom, Room
 from dmsg.rmb.twins.errors import RegistryError
 from dmsg.sansio.backoff import Backoff
 
@@ -1079,3 +1079,16 @@ def test_room_is_shared_and_given_back() -> None:
     room.give_back("b", 25)
     assert room.used == 0
     assert room.has("a", 100)
+
+
+def test_room_for_pairs_is_shared_by_receivers_and_in_each_share_by_senders() -> None:
+    room = PairedRoom(800)
+    assert room.take("a", "x", 200) and not room.take("a", "x", 1)
+    assert room.take("a", "y", 100) and not room.take("a", "y", 1)
+    assert room.take("a", "z", 50) and room.used == 350
+    assert room.take("b", "x", 200) and room.take("b", "y", 25) and not room.take("b", "z", 200)
+    room.give_back("a", "x", 200)
+    assert room.take("a", "y", 10) and not room.take("a", "x", 241)
+    for receiver, sender, size in (("a", "y", 110), ("a", "z", 50), ("b", "x", 200), ("b", "y", 25)):
+        room.give_back(receiver, sender, size)
+    assert room.used == 0 == len(room._of)
