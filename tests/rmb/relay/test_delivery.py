@@ -1078,6 +1078,64 @@ def test_what_neither_the_store_nor_the_next_session_has_room_for_is_given_up_in
     assert refused[-1] - refused[0] > 1_000 and max(after - before for before, after in pairwise(refused)) <= 512
 
 
+@pytest.mark.parametrize("scope", ["queue", "twin"])
+def test_what_a_full_queue_in_the_store_does_not_take_of_a_sender_is_not_tried_for_each_envelope_of_an_ended_session(
+    world: World, monkeypatch: pytest.MonkeyPatch, scope: str
+) -> None:
+    """Of 300,000 short ones the store takes 10,000: to refuse the others took half a minute."""
+    alice, bob, carol = world.connect(1), world.connect(2), world.connect(3)
+    queue_for(bob, alice, [])
+    for at in range(0, 1_000, 100):
+        alice.send(*[alice.envelope(2, f"long {one}", plain=bytes(200)) for one in range(at, at + 100)])
+        carol.send(carol.envelope(2, f"carol {at}", plain=bytes(200)))
+        alice.send(alice.envelope(2, f"short {at}"))
+    push, asked = world.store.push, []
+
+    def full(session: Any, data: bytes, now: float, expires_at: float, source: int = 0) -> Deferred[bool]:
+        uid = Envelope.FromString(data).uid
+        asked.append(uid)
+        if uid.startswith("long"):
+            return fail(StoreFull(scope))
+        return push(session, data, now, expires_at, source)
+
+    monkeypatch.setattr(world.store, "push", full)
+    bob.shell.cut()
+    world.settle()
+    taken = [f"{which} {at}" for at in range(0, 1_000, 100) for which in ("carol", "short")]
+    assert stored(world, 2) == taken and [uid for uid in asked if "long" not in uid] == taken
+    assert len(asked) == len(taken) + (1 if scope == "queue" else 1_000)
+    assert world.relay.switch.counts.refused == 1_000
+
+
+def test_a_sender_for_whom_a_queue_in_the_store_was_full_is_tried_again_after_two_seconds(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alice, bob, carol = world.connect(1), world.connect(2), world.connect(3)
+    queue_for(bob, alice, [])
+    for at in range(0, 1_024, 256):  # four times as many as are brought to the store at a time
+        alice.send(*[alice.envelope(2, str(at)) for _ in range(255)])
+        carol.send(carol.envelope(2, str(at)))
+    asked: list[tuple[float, int]] = []
+
+    def full_for_alice(session: Any, data: bytes, now: float, expires_at: float, source: int = 0) -> Deferred[bool]:
+        asked.append((world.network.seconds() - began, source))
+        done: Deferred[bool] = Deferred()
+        if source == 1:
+            world.network.callLater(0.9, done.errback, StoreFull("queue"))
+        else:
+            world.network.callLater(0.9, done.callback, True)
+        return done
+
+    monkeypatch.setattr(world.store, "push", full_for_alice)
+    began = world.network.seconds()
+    bob.shell.cut()
+    for _ in range(50):
+        world.network.advance(0.1)
+    rounds = [sum(source == 1 for at, source in asked if low <= at < low + 0.9) for low in (0, 0.85, 1.75, 2.65)]
+    assert rounds[:3] == [255, 0, 0] and rounds[3] and sum(source == 3 for _, source in asked) == 4
+    assert world.relay.switch.counts.refused == 4 * 255
+
+
 def test_no_call_is_left_of_a_relay_that_has_stopped_while_it_put_a_queue_into_the_store(world: World) -> None:
     alice, bob = world.connect(1), world.connect(2)
     bob.shell.hold("test", True)
