@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 from twisted.internet.defer import Deferred
-from twisted.internet.error import ConnectionAborted, ConnectionDone, ConnectionLost
+from twisted.internet.error import ConnectionAborted, ConnectionDone
 from twisted.internet.protocol import connectionDone
 from twisted.internet.stdio import StandardIO
 from twisted.python.failure import Failure
@@ -42,8 +42,8 @@ async def run_connect(
 ) -> None:
     """``dmsg connect``, between two file descriptors.
 
-    Raises ``DialError``, ``TransportBroken`` when the transport was cut off, and ``CommandError`` when nothing can be written
-    to ``stdout`` any more.
+    Raises ``DialError``, ``TransportBroken`` when the transport was cut off, and ``CommandError`` when ``stdin`` cannot be read
+    to its end, or not everything can be written to ``stdout``.
     """
     async with open_client(call.settings, reactor, listening=False, out=call.out) as client:
         transport = await client.dial(peer, service)
@@ -58,8 +58,8 @@ async def run_connect(
             finally:
                 streams.stop()
                 transport.abortConnection()  # does nothing to a transport that is over
-    if near.cut and near.ended_first:
-        raise CommandError("nothing can be written to standard output any more")
+    if near.cut and (near.ended_first or not far.cut):
+        raise near.cut
     if far.cut:
         raise TransportBroken(f"the transport was cut off: {describe(far.cut)}")
 
@@ -69,6 +69,8 @@ class StandardStreams(_StandardIO):  # type: ignore[misc]
 
     What was received is written also when the other end was cut off: the exit code tells that it is not complete. A terminal
     is not read any more when the peer has said everything: its user cannot see that there is nothing to wait for.
+
+    It ends with ``CommandError`` when reading or writing fails, which must not look like an end of the data.
     """
 
     def __init__(self, end: End, stdin: int, stdout: int, reactor: Any) -> None:
@@ -100,16 +102,27 @@ class StandardStreams(_StandardIO):  # type: ignore[misc]
             self.connectionLost(Failure(ConnectionAborted()))
 
     def childConnectionLost(self, fd: str, reason: Failure) -> None:
-        """See ``StandardIO``: standard input has ended, or everything was written, or nothing can be."""
+        """See ``StandardIO``: standard input has ended, or everything was written, or one of the two has failed."""
+        if fd == "read" and not self.disconnected and not reason.check(ConnectionDone):
+            self._fail("standard input cannot be read any more")
+            return
         if fd == "write" and not self.disconnected:
-            if not self._closing:  # Twisted would go on reading, and some of its reactors call this a clean end
-                self.connectionLost(Failure(ConnectionLost("the reader has gone")))
+            # Twisted would go on reading. Its reactors do not agree on what is an error here.
+            if not self._closing or self._writer.dataBuffer or self._writer._tempDataBuffer:
+                self._fail("nothing can be written to standard output any more")
                 return
-            self._written = True
-            nowhere = os.open(os.devnull, os.O_WRONLY)  # the program that reads sees the end before we end
-            os.dup2(nowhere, self._stdout)
-            os.close(nowhere)
+            self._written, reason = True, Failure(connectionDone.value)
+            self._show_end()
         super().childConnectionLost(fd, reason)
+
+    def _fail(self, why: str) -> None:
+        self.connectionLost(Failure(CommandError(why)))
+
+    def _show_end(self) -> None:
+        """Let the program that reads standard output see the end before we end."""
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self._stdout)
+        os.close(nowhere)
 
 
 class _WatchedEnd(End):

@@ -9,6 +9,7 @@ import sys
 import pytest
 import pytest_twisted
 from twisted.internet.defer import Deferred
+from twisted.internet.error import ConnectionLost
 from twisted.internet.interfaces import IHalfCloseableProtocol
 from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.threads import deferToThread
@@ -16,7 +17,7 @@ from zope.interface import implementer
 
 from dmsg.cli.channel import TransportBroken
 from dmsg.cli.commands import group
-from dmsg.cli.connect import run_connect
+from dmsg.cli.connect import StandardStreams, _WatchedEnd, run_connect
 from dmsg.cli.exits import CommandError, Exit, exit_code
 from dmsg.cli.ping import Echo, run_echo
 from dmsg.cli.tunnels import run_expose, run_forward
@@ -30,9 +31,11 @@ both_protocols = pytest.mark.parametrize("bench", [None, "messaging"], indirect=
 class Program:
     """The program around ``dmsg connect PEER``: writes its standard input, and reads its standard output."""
 
-    def __init__(self, bench, peer, *, terminal=False, **options):
-        self.writes, stdin = os.openpty() if terminal else reversed(os.pipe())
-        self.reads, stdout = os.pipe()
+    def __init__(self, bench, peer, *, terminal=False, stdin=None, stdout=None, **options):
+        if stdin is None:
+            self.writes, stdin = os.openpty() if terminal else reversed(os.pipe())
+        if stdout is None:
+            self.reads, stdout = os.pipe()
         self.descriptors = (stdin, stdout)
         self.command = bench.start(run_connect, PublicKey.parse(str(peer)), stdin=stdin, stdout=stdout, **options)
 
@@ -76,6 +79,7 @@ class Speaker(Protocol):
         self.made = Deferred()
         self.heard = b""
         self.ended = Deferred()
+        self.reason = None
 
     def connectionMade(self):
         self.made.callback(None)
@@ -84,6 +88,7 @@ class Speaker(Protocol):
         self.heard += data
 
     def connectionLost(self, reason):
+        self.reason = reason
         if not self.ended.called:
             self.ended.callback(None)
 
@@ -194,6 +199,32 @@ async def test_the_reader_of_standard_output_goes(bench):
         await program.ended
     await speaker.ended
     os.close(program.writes)
+
+
+@pytest.mark.parametrize("end", ["loseWriteConnection", "loseConnection"])
+@pytest_twisted.ensureDeferred
+async def test_a_full_disk_is_told_although_the_peer_has_said_everything(reactor, end):
+    near = _WatchedEnd()
+    (stdin, says), stdout = os.pipe(), os.open("/dev/full", os.O_WRONLY)
+    streams = StandardStreams(near, stdin, stdout, reactor)
+    streams.write(b"the end of it")
+    getattr(streams, end)()
+    await near.over
+    with pytest.raises(CommandError, match="nothing can be written to standard output"):
+        raise near.cut
+    for one in (stdin, says, stdout):
+        os.close(one)
+
+
+@pytest_twisted.ensureDeferred
+async def test_standard_input_that_cannot_be_read_is_no_end(bench, tmp_path):
+    speaker = HalfSpeaker()
+    program = Program(bench, await listening(bench, speaker), stdin=os.open(tmp_path, os.O_RDONLY))
+    await speaker.ended
+    assert speaker.reason is not None and speaker.reason.check(ConnectionLost)
+    with pytest.raises(CommandError, match="standard input cannot be read"):
+        await program.ended
+    program.hang_up()
 
 
 @pytest_twisted.ensureDeferred
