@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import socket
+import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import click
@@ -77,6 +79,7 @@ class StandardStreams(_StandardIO):  # type: ignore[misc]
         self._stdout = stdout
         self._closing = self._written = False
         self._is_terminal = os.isatty(stdin)
+        self._is_socket = _is_one_socket(stdin, stdout)
         super().__init__(end, stdin, stdout, reactor)
 
     def loseWriteConnection(self) -> None:
@@ -120,9 +123,18 @@ class StandardStreams(_StandardIO):  # type: ignore[misc]
 
     def _show_end(self) -> None:
         """Let the program that reads standard output see the end before we end."""
+        if self._is_socket and not self.disconnecting:  # standard input is another descriptor of it, which stays open
+            with suppress(OSError), socket.socket(fileno=os.dup(self._stdout)) as both:
+                both.shutdown(socket.SHUT_WR)
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self._stdout)
         os.close(nowhere)
+
+
+def _is_one_socket(stdin: int, stdout: int) -> bool:
+    """Whether the two are one socket, as under inetd."""
+    one, other = os.fstat(stdin), os.fstat(stdout)
+    return stat.S_ISSOCK(one.st_mode) and os.path.samestat(one, other)
 
 
 class _WatchedEnd(End):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 
@@ -225,6 +226,27 @@ async def test_standard_input_that_cannot_be_read_is_no_end(bench, tmp_path):
     with pytest.raises(CommandError, match="standard input cannot be read"):
         await program.ended
     program.hang_up()
+
+
+@pytest_twisted.ensureDeferred
+async def test_one_socket_for_both_has_two_ends(bench):
+    """As under inetd. Closing standard output would end nothing, because standard input is the same socket."""
+    speaker = HalfSpeaker()
+    ours, theirs = socket.socketpair()
+    stdin = theirs.detach()
+    program = Program(bench, await listening(bench, speaker), stdin=stdin, stdout=os.dup(stdin))
+    program.reads = ours.fileno()
+    await speaker.made
+    speaker.transport.write(b"that is all")
+    speaker.transport.loseWriteConnection()
+    assert await program.hear() == b"that is all"
+    assert not program.ended.called
+    ours.sendall(b"thank you")
+    ours.shutdown(socket.SHUT_WR)
+    await speaker.ended
+    assert speaker.heard == b"thank you"
+    await program.ended
+    ours.close()
 
 
 @pytest_twisted.ensureDeferred
