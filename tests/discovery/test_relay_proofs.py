@@ -319,6 +319,26 @@ async def test_each_process_over_one_store_proves_for_itself(world: World, make_
     await world.until(lambda: second.stats()["relays_known"] == 0, step_s=10.0)
 
 
+@sync
+async def test_a_relay_that_fails_is_found_where_it_moved_by_each_process(world: World, make_entry: Any) -> None:
+    first, second = world.discovery(), world.discovery()
+    world.prover.fates["20.0.0.1"] = "refused"
+    await world.register(first, make_entry("relay", address="20.0.0.1:80"), "20.0.0.1")
+    await world.advance(40.0)
+    await world.register(first, make_entry("relay", 1, address="20.0.1.1:80"), "20.0.1.1")
+    await world.advance(12.0)
+    assert await world.listed(first) == await world.listed(second) == ["20.0.1.1:80"]
+    # one that stays where it is has no more proofs for that
+    world.prover.fates["20.0.2.1"] = "refused"
+    await world.register(first, make_entry("another", address="20.0.2.1:80"), "20.0.2.1")
+    await world.advance(250.0)
+    assert world.prover.asked["20.0.2.1"] <= 2 * 6
+    # at an address that may not be proved
+    await world.register(first, make_entry("another", 1, address="127.0.0.1:80"), "20.0.2.1")
+    await world.advance(30.0)
+    assert await world.listed(second) == ["20.0.1.1:80"]
+
+
 @implementer(IEntryStore)
 class PlainStore:
     """An embedder's, which knows of no ranks."""

@@ -20,7 +20,7 @@ from dmsg.crypto.keys import PublicKey
 from dmsg.discovery.entry import Entry, is_available
 from dmsg.discovery.errors import DiscoveryError, ProofFailed
 from dmsg.discovery.proofs.limits import ProofLimits
-from dmsg.discovery.proofs.record import RelayRecord
+from dmsg.discovery.proofs.record import RelayRecord, RelayState
 from dmsg.discovery.proofs.schedule import ProofSchedule
 from dmsg.discovery.relay_addresses import RelayAddresses, is_ip
 from dmsg.discovery.stores.rules import shielded
@@ -153,9 +153,7 @@ class RelayProofs:
         record = self._schedule.get(entry.static.raw)
         if record is None or entry.server is None:
             return False
-        # Compare the texts first: they are mostly equal, and parsing costs ten times as much.
-        moved = str(record.address) != entry.server.address and record.address != entry.server.host_port
-        if moved or record.protocol != entry.protocol:
+        if _has_moved(record, entry):
             self.offer(entry)
         return record.proved and record.available  # not available: its address, or protocol, is none to be proved here
 
@@ -330,27 +328,51 @@ class RelayProofs:
         self._has_read = True
 
     async def _read_servers(self, protocol: str) -> list[bytes]:
-        """The keys of the servers that speak ``protocol``. Notes the new ones among them."""
-        most = self.limits.relays
+        """The keys of the servers that speak ``protocol``. Notes the new ones among them, and those that have moved."""
+        most, began = self.limits.relays, self._clock.seconds()
         if not IRankedStore.providedBy(self._store):
             entries = await self._store.available_servers(most, self._now_ns(), protocol)
-            self._found(entries)
+            self._found(entries, began)
             return [entry.static.raw for entry in entries]
         store: IRankedStore = self._store
         keys: list[bytes] = await store.available_keys(most, self._now_ns(), protocol)
         new = [key for key in keys if self._is_news(key)]
         if self._synced_once:
             del new[self.limits.sync_relays :]
+            # Listed relays that have moved are found when they are drawn for a list. These never are.
+            failing = [key for key in keys if self._is_failing(key, began)]
+            new += self._random.sample(failing, min(len(failing), _SYNC_BATCH))
         for at in range(0, len(new), _SYNC_BATCH):
-            self._found(await store.servers_of(new[at : at + _SYNC_BATCH], self._now_ns(), protocol))
+            self._found(await store.servers_of(new[at : at + _SYNC_BATCH], self._now_ns(), protocol), began)
         return keys
 
     def _is_news(self, key: bytes) -> bool:
         record = self._schedule.get(key)
         return record is None or not record.available
 
-    def _found(self, entries: Sequence[Entry]) -> None:
+    def _is_failing(self, key: bytes, since: float) -> bool:
+        """Whether its proofs fail, or it waits for a budget, and this discovery has had no entry of it after ``since``."""
+        record = self._schedule.get(key)
+        if record is None or not record.available or record.proved:
+            return False
+        return record.state is RelayState.RESTING and record.offered_at < since
+
+    def _found(self, entries: Sequence[Entry], since: float) -> None:
+        """Note ``entries``, which were read from the store after ``since``."""
         for entry in entries:
-            if self._is_news(entry.static.raw) and self._may_be_proved(entry):
-                self._offer(entry, "")
+            key = entry.static.raw
+            if self._is_news(key):
+                if self._may_be_proved(entry):
+                    self._offer(entry, "")
+            elif self._is_failing(key, since) and _has_moved(self._schedule.get(key), entry):
+                self.offer(entry)
         self._pump()
+
+
+def _has_moved(record: RelayRecord | None, entry: Entry) -> bool:
+    """Whether ``entry`` has another address or protocol than the record of its relay."""
+    if record is None or entry.server is None:
+        return False
+    # Compare the texts first: they are mostly equal, and parsing costs ten times as much.
+    moved = str(record.address) != entry.server.address and record.address != entry.server.host_port
+    return moved or record.protocol != entry.protocol
