@@ -18,7 +18,7 @@ from twisted.python.failure import Failure
 
 from dmsg.cli.channel import TransportBroken
 from dmsg.cli.client import open_client
-from dmsg.cli.exits import CommandError, describe
+from dmsg.cli.exits import CommandError
 from dmsg.cli.settings import PUBLIC_KEY, Invocation, common_options, service_option
 from dmsg.cli.splice import End, join
 from dmsg.crypto.keys import PublicKey
@@ -63,7 +63,7 @@ async def run_connect(
     if near.cut and (near.ended_first or not far.cut):
         raise near.cut
     if far.cut:
-        raise TransportBroken(f"the transport was cut off: {describe(far.cut)}")
+        raise TransportBroken(f"the transport was cut off: {getattr(far.cut, 'cause', far.cut)}")
 
 
 class StandardStreams(_StandardIO):  # type: ignore[misc]
