@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import Any, Final, Protocol
@@ -283,7 +284,7 @@ class Delivery:
                 data,
                 twin,
                 expires_at,
-                lambda in_doubt: self._run_again(self._try(parcel, network), parcel, network, in_doubt),
+                lambda in_doubt: self._run_again(self._try, parcel, network, in_doubt),
             )
             if problem is None:
                 self._switch.counts.federated += 1
@@ -295,7 +296,7 @@ class Delivery:
             data,
             twin,
             expires_at,
-            lambda in_doubt: self._run_again(self._park(parcel, network), parcel, network, in_doubt),
+            lambda in_doubt: self._run_again(self._park, parcel, network, in_doubt),
         ):
             return None
         return await self._park(parcel, network)
@@ -328,9 +329,11 @@ class Delivery:
         may_wait = partial(self._may_wait, parcel, network)
         return self.keeper.keep(parcel.to, parcel.data, parcel.envelope, network, may_wait)
 
-    def _run_again(self, work: _Work, parcel: Parcel, network: str, in_doubt: bool) -> None:
+    def _run_again(self, work: Callable[[Parcel, str], _Work], parcel: Parcel, network: str, in_doubt: bool) -> None:
         """Do ``work`` for an envelope that was offered to other relays. ``in_doubt``: one of them may have taken it."""
-        self.background.run(self._again(work, parcel, network, in_doubt))
+        # A parcel of its own: if these relays do not answer, this is called at once, while the other one still counts.
+        again = replace(parcel, session=None)
+        self.background.run(self._again(work(again, network), again, network, in_doubt))
 
     async def _again(self, work: _Work, parcel: Parcel, network: str, in_doubt: bool) -> None:
         self.pending.take(network, _size(parcel))  # even without room: the envelope was accepted before

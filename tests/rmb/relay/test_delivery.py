@@ -1313,6 +1313,29 @@ def test_envelopes_that_wait_until_a_queue_is_in_the_store_stop_none_that_their_
     assert world.relay.stats()["pending_bytes"] == 0 == len(world.relay.delivery.waiting._of)
 
 
+def test_envelopes_that_wait_until_a_queue_is_in_the_store_count_for_its_session_though_other_relays_are_known_to_be_away(
+    world: World, federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The relay asks none of them then, and knows at once that none has the session."""
+
+    def elsewhere(envelope: Any, data: bytes, twin: Any, expires_at: float, otherwise: Callable[[bool], None]) -> bool:
+        otherwise(False)
+        return True
+
+    monkeypatch.setattr(federation, "elsewhere", elsewhere)
+    alice, bob = world.connect(1, host="203.0.113.1"), world.connect(2)
+    store = HungStore(world, monkeypatch)
+    queue_for(bob, alice, ["before"])
+    bob.leave()
+    sent = [str(at) for at in range(20)]
+    alice.send(*[alice.envelope(2, uid) for uid in sent])
+    delivery = world.relay.delivery
+    assert delivery.pending.used == 0 < 20 * 5_000 < delivery.waiting.used
+    store.answer()
+    world.network.advance(1)
+    assert stored(world, 2) == ["before", *sent] and delivery.waiting.used == 0 == delivery.pending.used
+
+
 @pytest.mark.parametrize("asks", [True, False])
 def test_what_waits_until_a_queue_is_in_the_store_is_bounded_and_shared_by_receivers_and_senders(
     make_world: Callable[..., World], monkeypatch: pytest.MonkeyPatch, asks: bool
