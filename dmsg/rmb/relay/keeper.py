@@ -203,7 +203,7 @@ class Keeper:
             self._away_until = self._missed_at = float("-inf")  # it is back
         except StoreFull as full:
             if refused is not None and full.scope == "queue":
-                refused[source] = len(data), full
+                refused[source] = len(data), full.with_traceback(None)  # that takes 4 kB, and refers to ``refused``
             return full
         except StoreError as error:
             if not self.here(to, data, is_new=False):
@@ -351,9 +351,10 @@ class Keeper:
             refused, forget_at = _Refused(), 0.0
             while at < len(unwritten):
                 began = self._clock.seconds()
-                if began >= forget_at:
-                    refused, forget_at = _Refused(), began + _RETRY_S
                 await self._returns.turn(network)
+                now = self._clock.seconds()  # it may have waited for thousands of other sessions
+                if now >= forget_at:
+                    refused, forget_at = _Refused(), now + _RETRY_S
                 misses = self._missed_at > began  # the store has not even taken one while this waited for its turn
                 try:
                     if not misses:

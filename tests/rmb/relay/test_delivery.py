@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable, Iterable
 from itertools import pairwise
 from pathlib import Path
@@ -1134,6 +1136,65 @@ def test_a_sender_for_whom_a_queue_in_the_store_was_full_is_tried_again_after_tw
     rounds = [sum(source == 1 for at, source in asked if low <= at < low + 0.9) for low in (0, 0.85, 1.75, 2.65)]
     assert rounds[:3] == [255, 0, 0] and rounds[3] and sum(source == 3 for _, source in asked) == 4
     assert world.relay.switch.counts.refused == 4 * 255
+
+
+def test_a_sender_for_whom_a_queue_in_the_store_was_full_is_tried_again_though_the_session_waited_for_many_others(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight sessions at a time are brought back; of thousands each may wait for minutes between two turns."""
+    alice, bob = world.connect(1), world.connect(2)
+    queue_for(bob, alice, [])
+    alice.send(*[alice.envelope(2, str(at)) for at in range(300)])  # more than are brought to the store at a time
+    others = [world.connect(3, str(at), host=f"192.0.{at}.7") for at in range(16)]
+    for other in others:
+        queue_for(other, alice, ["one"])
+    asked: list[float] = []
+
+    def full_for_a_while(session: Any, data: bytes, *_: Any) -> Deferred[bool]:
+        done: Deferred[bool] = Deferred()
+        if session.twin == 2:
+            asked.append(world.network.seconds() - began)
+            if asked[-1] < 1:
+                world.network.callLater(0.1, done.errback, StoreFull("queue"))
+                return done
+        world.network.callLater(3, done.callback, True)
+        return done
+
+    monkeypatch.setattr(world.store, "push", full_for_a_while)
+    began = world.network.seconds()
+    for client in (bob, *others):
+        client.shell.cut()
+    for _ in range(150):
+        world.network.advance(0.1)
+    assert len(asked) == 300 and asked[255] < 1 and asked[256] > 3
+    assert world.relay.switch.counts.refused == 256
+
+
+def test_notes_of_senders_for_whom_a_queue_in_the_store_was_full_take_little_memory_and_go_at_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its traceback each error took 4 kB, until the garbage was collected: there may be one for each of thousands."""
+    bob = world.connect(2)
+    senders = [world.connect(twin) for twin in (1, 3, 4, 5)]
+    queue_for(bob, senders[0], [])
+    for sender in senders:
+        sender.send(sender.envelope(2, "full"))
+    frames: list[weakref.ref[Deferred[None]]] = []
+
+    async def push(*_: Any) -> bool:
+        held: Deferred[None] = Deferred()  # as long as the frame of this call
+        frames.append(weakref.ref(held))
+        raise StoreFull("queue")
+
+    monkeypatch.setattr(world.store, "push", lambda *arguments: Deferred.fromCoroutine(push(*arguments)))
+    gc.collect()
+    gc.disable()
+    try:
+        bob.shell.cut()
+        world.settle()
+        assert len(frames) == 4 and not any(frame() for frame in frames)
+    finally:
+        gc.enable()
 
 
 def test_no_call_is_left_of_a_relay_that_has_stopped_while_it_put_a_queue_into_the_store(world: World) -> None:
