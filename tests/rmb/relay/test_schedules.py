@@ -21,7 +21,7 @@ _STEPS = st.one_of(
     _SEND,
     *(
         st.tuples(st.just(name), st.sampled_from(RECEIVERS))
-        for name in ("connect", "leave", "stall", "stall", "resume")
+        for name in ("connect", "leave", "stall", "stall", "resume", "vanish")
     ),
     st.tuples(st.just("turn"), st.integers(0, 3)),
     st.tuples(st.just("wait"), st.sampled_from([1.0, 61.0])),
@@ -87,6 +87,13 @@ class Schedule:
         if client is not None:
             client.shell.hold("test", False)
 
+    def vanish(self, twin: int) -> None:
+        """The session ends with a queue, and more is sent while that is on its way to the store."""
+        self.stall(twin)
+        self.send(twin, 4, 60_000)
+        self.leave(twin)
+        self.send(twin, 4, 10)
+
     def turn(self, count: int) -> None:
         for _ in range(count):
             self.world.network.advance(0)
@@ -111,8 +118,10 @@ class Schedule:
             assert max(Counter(received).values(), default=0) <= 1
             assert written == len(self.sent[twin])
             assert set(received) <= set(self.sent[twin])
-        switch = self.world.relay.switch
-        assert switch.waiting_bytes == 0 and not switch.stalled and self.world.relay.delivery.pending.used == 0
+        switch, delivery = self.world.relay.switch, self.world.relay.delivery
+        assert switch.waiting_bytes == 0 == switch.returning.used and not switch.stalled
+        assert delivery.pending.used == 0 == delivery.waiting.used and not delivery.background.tasks
+        assert all(session.pending == 0 == session.pending_bytes for session in switch.sessions.values())
         assert not self.sender.received
         self.world.stop()
         assert not self.world.network.getDelayedCalls()
