@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -16,6 +16,7 @@ from dmsg.glue.shell import Shell
 from dmsg.glue.websocket import WebSocketShell, WebSocketUrl, connect_websocket
 from dmsg.interfaces import IEventLog
 from dmsg.rmb.core.address import SessionAddress
+from dmsg.rmb.core.errors import RelayProblem
 from dmsg.rmb.core.keys import KeyType, TwinKey
 from dmsg.rmb.core.limiter import Limit
 from dmsg.rmb.core.token import make_token
@@ -23,6 +24,7 @@ from dmsg.rmb.core.twin import Twin
 from dmsg.rmb.core.wire import Envelope
 from dmsg.rmb.interfaces import ITwinRegistry
 from dmsg.rmb.relay.api import make_site
+from dmsg.rmb.relay.errors import StoreFull, StoreUnavailable
 from dmsg.rmb.relay.limits import RelayLimits
 from dmsg.rmb.relay.service import RmbRelay
 from dmsg.rmb.relay.stores.open import open_queues
@@ -300,3 +302,92 @@ def make_world() -> Any:
 @pytest.fixture
 def world(make_world: Callable[..., World]) -> World:
     return make_world()
+
+
+def uids(client: Client) -> list[str]:
+    return [envelope.uid for envelope in client.envelopes]
+
+
+def send_in_one_read(client: Client, uids: Iterable[str]) -> None:
+    """Send an envelope to twin 5 for each of ``uids``; the relay reads them together."""
+    for uid in uids:
+        client.shell.send(client.envelope(5, uid).SerializeToString())
+    client.shell.flush()
+
+
+def stored(world: World, twin: int, connection: str | None = None) -> list[str]:
+    found = result_of(world.store.read(SessionAddress(twin, connection), None, 10_000, 1 << 26, world.unix_time()))
+    return [Envelope.FromString(one.data).uid for one in found]
+
+
+class Federation:
+    """Writes down what it is given."""
+
+    def __init__(self) -> None:
+        self.submitted: list[tuple[int, tuple[str, ...]]] = []
+        self.asked: list[Callable[[bool], None]] = []
+        self.moved_here: list[Callable[[bool], None]] = []
+        self.problem: RelayProblem | None = None
+        self.knows_others = True
+
+    def submit(
+        self, envelope: Envelope, data: bytes, twin: Any, expires_at: float, moved_here: Callable[[bool], None]
+    ) -> RelayProblem | None:
+        self.submitted.append((twin.id, twin.relays))
+        self.moved_here.append(moved_here)
+        return self.problem
+
+    def elsewhere(
+        self, envelope: Envelope, data: bytes, twin: Any, expires_at: float, otherwise: Callable[[bool], None]
+    ) -> bool:
+        if self.knows_others:
+            self.asked.append(otherwise)
+        return self.knows_others
+
+
+@pytest.fixture
+def federation(world: World) -> Federation:
+    world.relay.delivery.federation = made = Federation()
+    return made
+
+
+def errors(client: Client) -> list[tuple[str, int, str]]:
+    return [(one.uid, one.error.code, one.error.message) for one in client.envelopes]
+
+
+def accept(world: World, envelope: Envelope, connected_only: bool = False) -> int:
+    outcome = world.relay.delivery.accept(envelope, envelope.SerializeToString(), connected_only)
+    world.relay.flush()
+    world.turn()
+    return outcome if isinstance(outcome, int) else int(result_of(outcome))
+
+
+class SlowStore:
+    """A store whose pushes take 10 ms; ``most`` is how many there were at a time. While it is ``away`` they take 1 s."""
+
+    def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.away = self.full = False
+        self.most = self.asked = 0
+        self.under_way: list[tuple[Deferred[bool], Any]] = []
+        self._world = world
+        self._push = world.store.push
+        monkeypatch.setattr(world.store, "push", self.push)
+
+    def push(self, *arguments: Any) -> Deferred[bool]:
+        if not self.under_way:
+            self._world.network.callLater(1.0 if self.away else 0.01, self._pushed)
+        done: Deferred[bool] = Deferred()
+        self.asked += 1
+        self.under_way.append((done, arguments))
+        self.most = max(self.most, len(self.under_way))
+        return done
+
+    def _pushed(self) -> None:
+        pushed, self.under_way = self.under_way, []
+        for done, arguments in pushed:
+            if self.away:
+                done.errback(StoreUnavailable("gone"))
+            elif self.full:
+                done.errback(StoreFull("queue"))
+            else:
+                self._push(*arguments).chainDeferred(done)
