@@ -68,19 +68,28 @@ class _Pins:
 
     The timestamp decides which entry is newer: the key's owner raises it with every entry. The sequence alone would
     not do, because a discovery that lost its data starts every key at 0 again.
+
+    Requests are numbered in the order in which they begin. An answer may be overtaken by that to a later request: only an entry
+    older than one that was seen before its request began was rolled back.
     """
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self._newest: OrderedDict[PublicKey, tuple[int, int]] = OrderedDict()
+        #: With each, minus the number of the last request that had begun when it was first seen. The larger pair is kept.
+        self._newest: OrderedDict[PublicKey, tuple[tuple[int, int], int]] = OrderedDict()
 
-    def check(self, entry: Entry, others: _Pins) -> None:
-        """Remember ``entry``, or raise ``EntryRolledBack`` if a newer one is remembered here or in ``others``."""
+    def check(self, entry: Entry, others: _Pins, request: int, last_request: int) -> None:
+        """Remember ``entry``, the answer to ``request``, unless a newer one is remembered here or in ``others``.
+
+        Raises ``EntryRolledBack`` if that was seen before ``request`` began. ``last_request`` is the last one that has begun.
+        """
         key, version = entry.static, (entry.timestamp, entry.sequence)
-        for newest in (self._newest.get(key), others._newest.get(key)):
-            if newest is not None and version < newest:
-                raise EntryRolledBack(f"sequence {entry.sequence} after {newest[1]}", entry=entry)
-        self._newest[key] = version
+        newest = version, -last_request
+        for known in filter(None, (self._newest.get(key), others._newest.get(key))):
+            if version < known[0] and -known[1] < request:
+                raise EntryRolledBack(f"sequence {entry.sequence} after {known[0][1]}", entry=entry)
+            newest = max(newest, known)
+        self._newest[key] = newest
         self._newest.move_to_end(key)
         if len(self._newest) > self._capacity:
             self._newest.popitem(last=False)
@@ -121,6 +130,7 @@ class HttpDiscovery:
         self._ranks_url = f"{base}/{prefix}/relay_ranks"
         self._clock = clock
         self._pins, self._listed_pins = _Pins(pinned_keys), _Pins(LISTED_KEYS)
+        self._requests = 0
         self._ranks_keys = frozenset(ranks_keys)
         self._now_s = now_s
         self._ranks: Ranks | None = None
@@ -160,6 +170,7 @@ class HttpDiscovery:
         """
         if not isinstance(public_key, PublicKey):
             raise TypeError(f"a key is a PublicKey, as PublicKey.parse gives it, not {public_key!r}")
+        request = self._requests = self._requests + 1
         status, headers, body = await self._call("GET", f"{self._entry_url}{public_key}", limit_bytes=ENTRY_LIMIT_BYTES)
         if status != 200:
             raise _refusal(status, headers, body)
@@ -171,7 +182,7 @@ class HttpDiscovery:
         if entry.static != public_key:
             raise Unauthorized("discovery handed out the entry of another key")
         entry.verify()
-        self._pins.check(entry, self._listed_pins)
+        self._pins.check(entry, self._listed_pins, request, self._requests)
         return entry
 
     async def post_entry(self, entry: Entry) -> None:
@@ -216,7 +227,7 @@ class HttpDiscovery:
             entry.verify()
             if entry.server is None:
                 return None
-            self._listed_pins.check(entry, self._pins)
+            self._listed_pins.check(entry, self._pins, self._requests + 1, self._requests)
         except DiscoveryError:
             return None
         return entry

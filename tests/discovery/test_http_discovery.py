@@ -492,6 +492,34 @@ async def test_pins_are_bounded(script: Script, served: Any, agent: Any, reactor
 
 
 @pytest_twisted.ensureDeferred
+async def test_an_answer_that_was_overtaken_by_a_newer_one_was_not_rolled_back(
+    script: Script, served: Any, agent: Any, reactor: Any, make_entry: Any
+) -> None:
+    port = served(Site(script, reactor=reactor))
+    client = HttpDiscovery(f"http://127.0.0.1:{port}", agent, reactor)
+    older, newer = (make_entry("relay", n, address="10.0.0.1:80", timestamp=9 + n) for n in range(2))
+    waiting: list[Any] = []
+
+    def keep(request: Any) -> int:
+        waiting.append(request)
+        return NOT_DONE_YET
+
+    script.answer = keep
+    overtaken = defer.ensureDeferred(client.get_entry(older.static))
+    while not waiting:
+        await task.deferLater(reactor, 0.001)
+    script.answer = newer.to_json()
+    assert await client.get_entry(newer.static) == newer
+    waiting[0].write(older.to_json())
+    waiting[0].finish()
+    assert await overtaken == older
+    script.answer = older.to_json()
+    await refused(EntryRolledBack, client.get_entry(older.static))
+    script.answer = b"[%s]" % older.to_json()
+    assert await client.available_servers() == []
+
+
+@pytest_twisted.ensureDeferred
 async def test_lists_of_ever_new_relays_do_not_make_it_forget_the_entries_of_peers(
     script: Script, served: Any, agent: Any, reactor: Any, make_entry: Any
 ) -> None:
