@@ -250,7 +250,7 @@ async def test_one_socket_for_both_has_two_ends(bench):
 
 
 @pytest_twisted.ensureDeferred
-async def test_nobody_there(bench):
+async def test_a_peer_that_is_not_there(bench):
     program = Program(bench, SecretKey.generate().public_key)
     with pytest.raises(DialError):
         await program.ended

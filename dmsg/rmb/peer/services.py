@@ -32,7 +32,7 @@ _log = Logger()
 KEPT_REQUESTS: Final = 10_000
 KEPT_REQUESTS_BYTES: Final = 64 * 1024 * 1024
 #: Bytes of requests on their way to Redis, in all and of one twin. They wait while Redis is away. Above the first limit a twin
-#: may have only as many as the third, so that a few twins keep nobody else out; up to twice the first.
+#: may have only as many as the third, so that a few twins keep no other out; up to twice the first.
 WAITING_REQUESTS_BYTES: Final = 64 * 1024 * 1024
 WAITING_REQUESTS_BYTES_OF_A_TWIN: Final = 16 * 1024 * 1024
 WAITING_REQUESTS_BYTES_BEYOND: Final = 256 * 1024
