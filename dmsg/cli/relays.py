@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import click
 
-from dmsg.cli.completion import files
+from dmsg.cli.completion import file_option
 from dmsg.cli.output import Output
 from dmsg.cli.settings import ParamType, ValueType, output_options
 from dmsg.crypto.errors import InvalidKey
@@ -42,7 +42,7 @@ def relays() -> None:
 
 @relays.command()
 @click.argument("listed", metavar="PK[@HOST:PORT]...", nargs=-1, required=True, type=ListedRelayType())
-@click.option("--key", "key_file", metavar="FILE", shell_complete=files, required=True, help="The operator's key file.")
+@file_option("--key", "key_file", help="The operator's key file.", required=True)
 @click.option(
     "--days", type=click.IntRange(1, 366), default=DEFAULT_DAYS, show_default=True, help="How long it is believed."
 )

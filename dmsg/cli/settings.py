@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from dmsg.cli.completion import files, values_of
+from dmsg.cli.completion import file_option, values_of
 from dmsg.cli.output import Output
 from dmsg.cli.protocols import DEFAULT, PROTOCOLS, Settings, check_service
 from dmsg.cli.runner import run
@@ -93,13 +93,7 @@ def setting_options(classes: Mapping[str, type], *, hidden: bool = False) -> Cal
         for one in settings_of(cls):
             found.setdefault(one.option, (one, []))[1].append(role)
     options = [
-        click.option(
-            "--config",
-            f"{_PARAMETER}config",
-            metavar="FILE",
-            help=f"TOML file with a table {tables}.",
-            shell_complete=files,
-        ),
+        file_option("--config", f"{_PARAMETER}config", help=f"TOML file with a table {tables}."),
         *(
             _option(one, hidden=hidden, only=roles if len(roles) < len(classes) else ())
             for one, roles in found.values()

@@ -72,6 +72,10 @@ class Program:
     def hang_up(self):
         os.close(self.reads)
 
+    def leave(self):
+        self.hang_up()
+        os.close(self.writes)
+
 
 class Speaker(Protocol):
     """Is told what to do from outside; ``made`` fires when it is connected."""
@@ -167,8 +171,7 @@ async def test_at_a_terminal_the_command_ends_when_the_peer_closes(bench):
     speaker.transport.loseConnection()
     assert await program.hear() == b"bye"
     await program.ended
-    program.hang_up()
-    os.close(program.writes)
+    program.leave()
 
 
 @both_protocols
@@ -184,8 +187,7 @@ async def test_what_was_cut_off_is_written_and_the_exit_code_tells(bench):
     with pytest.raises(TransportBroken, match=r"^the transport was cut off: [a-z_ ]+$") as caught:
         await program.ended
     assert exit_code(caught.value) == Exit.FAILED
-    program.hang_up()
-    os.close(program.writes)
+    program.leave()
 
 
 @pytest_twisted.ensureDeferred
@@ -254,8 +256,7 @@ async def test_a_peer_that_is_not_there(bench):
     program = Program(bench, SecretKey.generate().public_key)
     with pytest.raises(DialError):
         await program.ended
-    program.hang_up()
-    os.close(program.writes)
+    program.leave()
 
 
 @pytest_twisted.ensureDeferred
@@ -265,8 +266,7 @@ async def test_an_interrupted_command_cuts_the_transport_off(bench):
     await speaker.made
     await program.command.stop()
     await speaker.ended
-    program.hang_up()
-    os.close(program.writes)
+    program.leave()
 
 
 @pytest_twisted.ensureDeferred

@@ -283,14 +283,14 @@ def test_a_local_file_system_without_links(tmp_path: Path, content: tuple[str, C
     assert list(everything(root)) == [path]
 
 
+def stale(*_: object) -> None:
+    """As on NFS, where another host has removed the file."""
+    raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+
 def test_a_file_that_another_host_has_removed_keeps_no_descriptor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on NFS."""
-
-    def stale(*_: object) -> None:
-        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
-
     before = len(os.listdir("/proc/self/fd"))
     with monkeypatch.context() as patch:
         patch.setattr(fcntl, "flock", stale)
@@ -303,9 +303,6 @@ def test_a_file_that_another_host_has_removed_keeps_no_descriptor(
 def test_a_log_file_that_another_host_has_removed_keeps_no_descriptor(
     tmp_path: Path, content: tuple[str, Content], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stale(*_: object) -> None:
-        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
-
     before = len(os.listdir("/proc/self/fd"))
     with monkeypatch.context() as patch:
         patch.setattr(os, "fstat", stale)

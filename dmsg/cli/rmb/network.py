@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from dmsg.address import RedisAddress
-from dmsg.cli.completion import files
+from dmsg.cli.completion import file_option
 from dmsg.cli.exits import CommandError, Exit, exit_code
 from dmsg.cli.output import Output
 from dmsg.cli.runner import run
@@ -87,8 +87,8 @@ class Network:
 def network_options(function: F) -> F:
     """Add the options for the way to the bus; the function gets a :class:`Network` first."""
 
-    @click.option("--key", "key_file", metavar="FILE", shell_complete=files, help="The key file of our twin.")
-    @click.option("--registry", metavar="FILE", shell_complete=files, help="The registry of twins.")
+    @file_option("--key", "key_file", help="The key file of our twin.")
+    @file_option("--registry", help="The registry of twins.")
     @click.option(
         "--substrate", metavar="URL", multiple=True, help="A node of tfchain, wss://host, in place of a registry file."
     )

@@ -6,7 +6,7 @@ import os
 
 import click
 
-from dmsg.cli.completion import files
+from dmsg.cli.completion import file_option
 from dmsg.cli.exits import CommandError, Exit
 from dmsg.cli.output import Output
 from dmsg.cli.settings import output_options
@@ -16,14 +16,7 @@ from dmsg.rmb.key_file import make_twin_key, read_twin_key
 
 
 @click.command("relay-key", short_help="Print the public key of a relay.")
-@click.option(
-    "--key",
-    "key_file",
-    metavar="FILE",
-    shell_complete=files,
-    required=True,
-    help="The relay's key file; made if it is missing.",
-)
+@file_option("--key", "key_file", help="The relay's key file; made if it is missing.", required=True)
 @output_options
 def relay_key(key_file: str, out: Output, verbose: bool) -> None:
     """Print the public key of a relay, which others give as --trust NAME=KEY to rmb-relay."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from dmsg.cli.completion import files
+from dmsg.cli.completion import file_option
 from dmsg.cli.exits import CommandError, Exit, describe, exit_code
 from dmsg.cli.output import Output, tell_failed
 from dmsg.cli.runner import run
@@ -33,21 +33,8 @@ def twin() -> None:
 
 
 @twin.command()
-@click.option(
-    "--registry",
-    metavar="FILE",
-    shell_complete=files,
-    required=True,
-    help="The registry of twins; made if it is missing.",
-)
-@click.option(
-    "--key",
-    "key_file",
-    metavar="FILE",
-    shell_complete=files,
-    required=True,
-    help="The twin's key file; made if it is missing.",
-)
+@file_option("--registry", help="The registry of twins; made if it is missing.", required=True)
+@file_option("--key", "key_file", help="The twin's key file; made if it is missing.", required=True)
 @click.option(
     "--relay",
     "relays",
@@ -95,7 +82,7 @@ def _check_relays(hosts: Iterable[str]) -> None:
 
 @twin.command(short_help="Print what the registry has of a twin.")
 @click.argument("number", metavar="[TWIN]", type=click.IntRange(1, MAX_TWIN), required=False)
-@click.option("--registry", metavar="FILE", shell_complete=files, help="The registry of twins.")
+@file_option("--registry", help="The registry of twins.")
 @click.option(
     "--substrate", metavar="URL", multiple=True, help="A node of tfchain, wss://host, in place of a registry file."
 )
