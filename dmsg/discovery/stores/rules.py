@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Final, TypeVar
 
 from twisted.internet.defer import Deferred
@@ -31,6 +30,7 @@ from dmsg.discovery.errors import (
     NonZeroSequence,
     RateLimitedByDiscovery,
 )
+from dmsg.discovery.stores.parsed_entries import ParsedEntries
 from dmsg.sansio.rate import RateLimiterTable, check_limits, check_more_than_zero, check_rates
 
 T = TypeVar("T")
@@ -41,9 +41,6 @@ DAY_S: Final = 24 * HOUR_S
 #: The longest time to live, a hundred years: SQLite holds no times in nanoseconds that are centuries away.
 TTL_LIMIT_S: Final = 36_525 * DAY_S
 _HOUR_NS: Final = 3600 * NS_PER_S
-#: Parsed entries that are cached, and the largest cached one in bytes: at most about 25 MiB.
-CACHED_ENTRIES: Final = 4096
-CACHED_BODY_BYTES: Final = 2048
 #: Kinds of rows. A tombstone's is its entry's plus 2.
 CLIENT: Final = 0
 RELAY: Final = 1
@@ -152,15 +149,13 @@ def expired(sequence: int, timestamp: int) -> EntryNotFound:
     return EntryNotFound(next_sequence=next_sequence(sequence), after_timestamp=timestamp)
 
 
-#: Lists of servers are asked for much more often than servers change. The key of the cache is the content itself, so the cache
-#: cannot be out of date.
-_known_entry: Final = lru_cache(maxsize=CACHED_ENTRIES)(Entry.parse)
+_parsed_entries: Final = ParsedEntries()
 
 
 def stored_entry(body: bytes) -> Entry:
     """An entry as a store wrote it; ``DiscoveryUnavailable`` if another program has changed it."""
     try:
-        return _known_entry(body) if len(body) <= CACHED_BODY_BYTES else Entry.parse(body)
+        return _parsed_entries.parse(body)
     except DiscoveryError as error:
         raise DiscoveryUnavailable(f"a stored entry is damaged ({error})") from None
 
