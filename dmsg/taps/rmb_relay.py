@@ -6,7 +6,7 @@ import dataclasses
 import os
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from twisted.logger import Logger
 
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from dmsg.rmb.relay.stores.base import QueueStore
 
 _log = Logger()
+#: The public relay's defaults, for the one of two options that is not given.
+_WORKERS: Final = 500
+_USERS_PER_WORKER: Final = 1000
 
 
 class Options(RoleOptions):
@@ -57,18 +60,34 @@ class Options(RoleOptions):
     }
 
     def parseOptions(self, options: Sequence[str] | None = None) -> None:
-        """As for other roles; ``--limit COUNT BYTES``, as the public relay takes it, is one value of two numbers."""
-        words = list(options or ())
-        for at, word in enumerate(words[:-2]):
-            if word == "--limit" and words[at + 1].isdecimal() and words[at + 2].isdecimal():
-                words[at + 1 : at + 3] = [f"{words[at + 1]},{words[at + 2]}"]
-                break
-        super().parseOptions(words)
+        """As for other roles; options that have several words in the public relay's command line may have them here, too."""
+        super().parseOptions(_one_word_each(options or ()))
 
     def opt_debug(self) -> None:
         """Taken because the public relay has it, and does nothing: what is logged does not depend on it"""
 
     opt_d = opt_debug
+
+
+#: Options that the public relay takes with any number of words; and the one it takes with two numbers, between which its
+#: description has a comma.
+_LISTS: Final = ("-m", "--domain", "-s", "--substrate")
+_PAIR: Final = "--limit"
+
+
+def _one_word_each(words: Sequence[str]) -> list[str]:
+    """``words`` with one word for each option: ``-m A B`` is ``-m A -m B``, and ``--limit 10 1000`` is ``--limit 10,1000``."""
+    made: list[str] = []
+    for word in words:
+        before = made[-2] if len(made) > 1 else ""
+        is_value = not word.startswith("-")
+        if is_value and before in _LISTS:
+            made += [before, word]
+        elif is_value and before == _PAIR and word.isdecimal() and made[-1].removesuffix(",").isdecimal():
+            made[-1] = f"{made[-1].removesuffix(',')},{word}"
+        else:
+            made.append(word)
+    return made
 
 
 class RmbRelayService(RoleService):
@@ -207,8 +226,9 @@ class RmbRelayService(RoleService):
         changes: dict[str, Any] = {}
         if settings.drain_timeout is not None:
             changes["drain_timeout_s"] = settings.drain_timeout
-        if settings.workers is not None and settings.user_per_worker is not None:
-            changes["connections"] = settings.workers * settings.user_per_worker
+        if settings.workers is not None or settings.user_per_worker is not None:
+            workers, users = settings.workers or _WORKERS, settings.user_per_worker or _USERS_PER_WORKER
+            changes["connections"] = workers * users
         return dataclasses.replace(settings.limits, **changes)
 
     def _listening(self, port: IListeningPort) -> None:

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from dmsg.address import HostPort
+from dmsg.address import HostPort, parse_ip
 from dmsg.crypto.keys import PublicKey
 from dmsg.discovery.entry import DMSG, PROTOCOLS
 from dmsg.discovery.limits import DiscoveryLimits
 from dmsg.discovery.proofs.limits import ProofLimits
 from dmsg.discovery.ranks_source import REFRESH_S as RANKS_REFRESH_S
 from dmsg.discovery.stores.rules import StoreLimits
+from dmsg.errors import InvalidAddress
 from dmsg.eventlog.files import LIMIT_BYTES, ROTATE_BYTES, ROTATE_S
 from dmsg.glue.reactors import REACTOR_VARIABLE
 from dmsg.messaging.client.settings import MessagingSettings
@@ -26,7 +27,7 @@ from dmsg.mux.client.settings import ClientSettings
 from dmsg.mux.relay.limits import RelayLimits
 from dmsg.ops.config import CONFIG_VARIABLE
 from dmsg.ops.settings import setting, variables_of
-from dmsg.ops.values import DURATION, SIZE, URL, Kind, more_than_zero
+from dmsg.ops.values import DURATION, SIZE, TEXT, URL, Kind, more_than_zero
 from dmsg.rmb.core.errors import InvalidLimit
 from dmsg.rmb.core.limiter import Limit, parse_limit
 from dmsg.rmb.core.limits import MAX_ENVELOPE_BYTES
@@ -52,6 +53,23 @@ def _limit(value: object) -> Limit:
 
 
 LIMIT: Final = Kind("COUNT,BYTES", _limit, lambda limit: f"{limit.count},{limit.bytes}")
+
+
+def _endpoint(value: object) -> str:
+    """The text of an endpoint. IP:PORT, as the public relay takes it, becomes the endpoint with that address."""
+    text = TEXT.parse(value)
+    try:
+        address = HostPort.parse(text)
+    except InvalidAddress:
+        return text
+    ip = address.host
+    if parse_ip(ip) is None:
+        return text
+    kind = "tcp6" if ":" in ip else "tcp"
+    return f"{kind}:{address.port}:interface=" + ip.replace(":", "\\:")
+
+
+ENDPOINT: Final = Kind("ENDPOINT", _endpoint)
 
 
 class Verify(Enum):
@@ -266,7 +284,7 @@ class PostScheme(Enum):
 class RmbRelaySettings(TwinSettings):
     """``twistd rmb-relay``: one relay of the Reliable Message Bus."""
 
-    listen: str = setting(_LISTEN_HELP, default="tcp:8080")
+    listen: str = setting(f"{_LISTEN_HELP}; or IP:PORT", default="tcp:8080", kind=ENDPOINT)
     domain: tuple[str, ...] = setting("names by which twins name this relay in the registry", default=(), check=_names)
     store: str = setting(
         "where envelopes wait for sessions: memory: (lost at the end), sqlite:PATH, or redis://host:port/db",
@@ -289,7 +307,9 @@ class RmbRelaySettings(TwinSettings):
         default=600,
     )
     workers: int | None = setting(
-        "with --user-per-worker: the most sessions are the product", default=None, check=more_than_zero
+        "the most sessions are this number (500) times --user-per-worker (1000); if neither is given: limit_connections",
+        default=None,
+        check=more_than_zero,
     )
     user_per_worker: int | None = setting("see --workers", default=None, check=more_than_zero)
     max_message: int = setting("longest envelope in bytes", default=MAX_ENVELOPE_BYTES, kind=SIZE, check=more_than_zero)

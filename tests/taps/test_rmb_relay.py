@@ -41,7 +41,9 @@ REGISTRY = ("--registry", "file")
 # --- options -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("given", [("--limit", "5,1000"), ("--limit", "5", "1000"), ("--limit=5 1000",)])
+@pytest.mark.parametrize(
+    "given", [("--limit", "5,1000"), ("--limit", "5,", "1000"), ("--limit", "5", "1000"), ("--limit=5 1000",)]
+)
 def test_the_limit_is_taken_as_the_seed_and_as_the_public_relay_write_it(given: tuple[str, ...]) -> None:
     assert parse(rmb_relay, *REGISTRY, *given).limit == Limit(5, 1000)
     assert parse(rmb_relay, *REGISTRY).limit is None
@@ -69,13 +71,59 @@ def test_the_flags_of_the_public_relay_are_taken() -> None:
     assert (settings.workers, settings.user_per_worker, settings.catchup_threshold) == (10, 5, 9)
 
 
+def test_options_of_the_public_relay_that_have_several_words_may_have_them() -> None:
+    """It takes all words up to the next option; so does ours, and an option that is repeated has all of them, too."""
+    names = ("-m", "a.example", "b.example", "--domain", "c.example")
+    nodes = ("--substrate", "ws://one", "ws://two", "-s", "ws://three")
+    settings = parse(rmb_relay, *names, "-d", *nodes, "--limit", "5", "1000")
+    assert settings.domain == ("a.example", "b.example", "c.example")
+    assert settings.substrate == ("ws://one", "ws://two", "ws://three")
+    assert settings.limit == Limit(5, 1000)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("-d", "a.example"),
+        ("a.example", "-m", "b.example"),
+        ("-p", "60", "70"),
+        ("--limit", "5", "a"),
+        ("--limit", "5", "6", "7"),
+        ("--limit", "5,6", "7"),
+    ],
+)
+def test_words_that_belong_to_no_option_are_refused(words: tuple[str, ...]) -> None:
+    assert refusal(rmb_relay, *REGISTRY, *words).startswith("rmb-relay: takes options only, not ")
+
+
+@pytest.mark.parametrize(
+    ("given", "endpoint"),
+    [
+        ("127.0.0.1:8080", "tcp:8080:interface=127.0.0.1"),
+        ("0.0.0.0:80", "tcp:80:interface=0.0.0.0"),
+        ("[::]:8080", r"tcp6:8080:interface=\:\:"),
+        ("[::1]:8080", r"tcp6:8080:interface=\:\:1"),
+        ("tcp:8080", "tcp:8080"),
+        ("tcp6:8080", "tcp6:8080"),
+        ("unix:80", "unix:80"),
+    ],
+)
+def test_it_listens_on_addresses_as_the_public_relay_takes_them(given: str, endpoint: str) -> None:
+    assert parse(rmb_relay, *REGISTRY, "-l", given).listen == endpoint
+    assert parse(rmb_relay, *REGISTRY, DMSG_LISTEN=given).listen == endpoint
+
+
 def test_workers_and_users_make_the_most_sessions() -> None:
+    """One that is not given counts as the public relay's default, 500 or 1,000."""
+
     def most(*arguments: str) -> int:
         service = rmb_relay.RmbRelayService(object(), parse(rmb_relay, *REGISTRY, *arguments))
         return int(service.limits.connections)
 
     assert most("-w", "10", "-u", "5") == 50
-    assert most() == most("-w", "10") == 10_000
+    assert most("-w", "3") == 3_000
+    assert most("-u", "3") == 1_500
+    assert most() == 10_000
 
 
 @pytest.mark.parametrize(
