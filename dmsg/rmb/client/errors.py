@@ -12,8 +12,8 @@ from dmsg.rmb.core.errors import PeerCode
 
 
 class CallError(DmsgError):
-    """Base of the errors of a call. ``target`` is who was called; ``code`` and ``text`` go to a program that asked over Redis,
-    ``reason`` is for the log.
+    """Base of the errors of a call. ``target`` is who was called; ``code`` and ``message`` go to a program that asked over
+    Redis, ``reason`` is for the log.
     """
 
     code: int = PeerCode.OTHER
@@ -23,6 +23,11 @@ class CallError(DmsgError):
         super().__init__(f"call of twin {target}: {text}")
         self.target = target
         self.text = text
+
+    @property
+    def message(self) -> str:
+        """The text for other programs. With the code of several problems it begins as the public peer's do."""
+        return f"other: {self.text}" if self.code == PeerCode.OTHER else self.text
 
 
 class CallTimeout(CallError):
@@ -75,6 +80,11 @@ class CallRefused(CallError):
         self.code = code
         self.text = text
         self.source = source
+
+    @property
+    def message(self) -> str:
+        """The text as the other side gave it."""
+        return self.text
 
     @property
     def own_text(self) -> str:

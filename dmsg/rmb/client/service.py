@@ -329,7 +329,7 @@ class RmbClient(Service):
             except EnvelopeTooLarge:
                 answer = _TOO_LARGE
             except CallError as error:
-                answer = Refusal(error.code, error.text)
+                answer = Refusal(error.code, error.message)
         with suppress(CallError):
             self.exchange.refuse(request, answer.code, answer.text)
 

@@ -200,7 +200,7 @@ class Requests:
             reason = Reason.of(error.reason)
             # An error of a relay, or our own, names the twin that was called as its source.
             source = error.source if isinstance(error, CallRefused) and error.source.twin else awaited.twin
-            text = _NO_ANSWER if isinstance(error, CallTimeout) else error.text
+            text = _NO_ANSWER if isinstance(error, CallTimeout) else error.message
             self._answer(awaited, _error(awaited.reference, str(source), error.code, text))
         else:
             self._answer(awaited, IncomingResponse.of(answer.envelope, answer.payload, awaited.reference))
