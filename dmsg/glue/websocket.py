@@ -231,7 +231,12 @@ class WebSocketUrl:
     def host_header(self) -> str:
         """The value of the Host header, without the port if that is the usual one."""
         text = str(self.address)
-        return text.rpartition(":")[0] if self.address.port == _PORTS["wss" if self.secure else "ws"] else text
+        return text.rpartition(":")[0] if self.has_usual_port else text
+
+    @property
+    def has_usual_port(self) -> bool:
+        """Whether the port is the one that a URL without a port has."""
+        return self.address.port == _PORTS["wss" if self.secure else "ws"]
 
 
 class _Opening:

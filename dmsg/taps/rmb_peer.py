@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from twisted.internet.defer import Deferred, ensureDeferred
 
@@ -144,11 +143,14 @@ class RmbPeerService(RoleService):
 def hosts_to_publish(relays: tuple[str, ...]) -> tuple[str, ...]:
     """The names under which others find our relays; none if the URLs do not tell.
 
-    A URL with a port or an IP address is our own way to a relay: only the registry knows the name of such a relay.
+    A URL with an unusual port or an IP address is our own way to a relay: only the registry knows the name of such a relay.
     """
-    places = [urlsplit(url) for url in relays]
-    named = all(place.port is None and place.hostname and parse_ip(place.hostname) is None for place in places)
-    return tuple(sorted({place.hostname or "" for place in places})) if named else ()
+    from dmsg.rmb.client.connection import relay_url
+
+    places = [relay_url(url) for url in relays]
+    hosts = {place.address.host.lower() for place in places}
+    named = all(place.has_usual_port for place in places) and all(parse_ip(host) is None for host in hosts)
+    return tuple(sorted(hosts)) if named else ()
 
 
 def _read_key(settings: RmbPeerSettings, uid: int | None) -> TwinKey:
