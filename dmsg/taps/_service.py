@@ -168,6 +168,7 @@ class RoleService(Service, ABC):
         self._events = _Events(reactor, settings, self.role, settings.node or node, counted=self._counted)
         self.events: Any = self._events.sink
         self.started_at = 0.0
+        self._failed = False
         self._made_in = os.getpid()
 
     # --- what a subclass says ----------------------------------------------------------------------------------------
@@ -237,6 +238,7 @@ class RoleService(Service, ABC):
             known = failure.check(DmsgError, ValueError) is not None
             _log.critical("{problem}", problem=failure.getErrorMessage() if known else failure.getTraceback())
             atexit.register(leave, 1)
+            self._failed = True
             self.reactor.callWhenRunning(self.reactor.stop)
 
     def _take_signals(self) -> None:
@@ -246,6 +248,8 @@ class RoleService(Service, ABC):
     def _running(self) -> None:
         end_well_on_signals(self.reactor)
         settle_memory(self.gc_thresholds)
+        if self._failed:  # at once at its start: the reactor does not stop before this
+            return
         _log.info("{name} runs, {where}", name=self.tap_name, where=self.where())
 
     @property
