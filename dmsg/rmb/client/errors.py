@@ -70,16 +70,28 @@ class NotConnected(CallError):
 class CallRefused(CallError):
     """Answered with an error: ``code`` and ``text`` as the other side gave them.
 
-    ``source`` is the session that answered; twin 0 is a relay, whose errors are not signed.
+    ``source`` is the session that answered; twin 0 is a relay, whose errors are not signed. ``timestamp`` (Unix seconds) and
+    ``schema`` are those of the answer.
     """
 
     reason = Reason.ANSWERED_WITH_ERROR
 
-    def __init__(self, target: SessionAddress, code: int, text: str, source: SessionAddress) -> None:
+    def __init__(
+        self,
+        target: SessionAddress,
+        code: int,
+        text: str,
+        source: SessionAddress,
+        *,
+        timestamp: int = 0,
+        schema: str | None = None,
+    ) -> None:
         super().__init__(target, f"refused with code {code}: {text}")
         self.code = code
         self.text = text
         self.source = source
+        self.timestamp = timestamp
+        self.schema = schema
 
     @property
     def message(self) -> str:

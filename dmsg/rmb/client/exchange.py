@@ -472,7 +472,9 @@ class Exchange:
             by_relay = accepted.twin is None
             if by_relay and parcel is not None and self.relays.post_elsewhere(parcel, connection, error.message):
                 return
-            call.fail(CallRefused(call.target, error.code, bounded_text(error.message), accepted.source))
+            text, at = bounded_text(error.message), envelope.timestamp
+            schema = envelope.schema if envelope.HasField("schema") else None
+            call.fail(CallRefused(call.target, error.code, text, accepted.source, timestamp=at, schema=schema))
 
     def _refused(self, envelope: Envelope, refused: wrong.EnvelopeRefused, connection: RelayConnection) -> None:
         """An envelope is refused: answer a request with an error, or note the reason for the call that awaits the answer."""

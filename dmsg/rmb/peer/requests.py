@@ -198,10 +198,14 @@ class Requests:
             return
         except CallError as error:
             reason = Reason.of(error.reason)
-            # An error of a relay, or our own, names the twin that was called as its source.
-            source = error.source if isinstance(error, CallRefused) and error.source.twin else awaited.twin
             text = _NO_ANSWER if isinstance(error, CallTimeout) else error.message
-            self._answer(awaited, _error(awaited.reference, str(source), error.code, text))
+            # An error of a relay, or our own, names the twin that was called as its source.
+            told = _error(awaited.reference, str(awaited.twin), error.code, text)
+            if isinstance(error, CallRefused):
+                told = replace(told, timestamp=error.timestamp, schema=error.schema)
+                if error.source.twin:
+                    told = replace(told, source=str(error.source))
+            self._answer(awaited, told)
         else:
             self._answer(awaited, IncomingResponse.of(answer.envelope, answer.payload, awaited.reference))
         if self._events is not None:

@@ -106,6 +106,8 @@ def test_an_error_of_the_public_peer_ends_a_call(bus: Any, name: str) -> None:
     with pytest.raises(CallRefused) as refused:
         bus.result(call)
     assert (refused.value.code, refused.value.text) == (envelope.error.code, envelope.error.message)
+    schema = envelope.schema if envelope.HasField("schema") else None
+    assert (refused.value.timestamp, refused.value.schema) == (envelope.timestamp, schema) and envelope.timestamp
 
 
 # --- what we say, checked without our own code -------------------------------------------------------------------------------

@@ -206,6 +206,25 @@ async def test_an_error_says_which_destination_failed(peer: Peer, error: Any, ex
     assert (answer["src"], answer["err"]["code"], answer["err"]["message"]) == expected
 
 
+@pytest.mark.parametrize("twin", [100, 0], ids=["a service", "a relay"])
+@pytest_twisted.ensureDeferred
+async def test_an_error_has_the_time_and_the_schema_of_its_envelope(peer: Peer, twin: int) -> None:
+    """As an answer has them. Errors of our own have neither."""
+    called, at = SessionAddress(100), 1_700_000_002
+    peer.exchange.answer = lambda envelope: CallRefused(
+        called, 7, "no", SessionAddress(twin), timestamp=at, schema="text/plain"
+    )
+    await peer.push(LOCAL, local())
+    assert await peer.take("answers") == {
+        "ver": 1, "ref": "mine", "dat": "", "src": "100", "shm": "text/plain", "now": at,
+        "err": {"code": 7, "message": "no"},
+    }  # fmt: skip
+    peer.exchange.answer = lambda envelope: TwinUnknown(called)
+    await peer.push(LOCAL, local())
+    answer = await peer.take("answers")
+    assert (answer["now"], answer["shm"]) == (0, None)
+
+
 @pytest_twisted.ensureDeferred
 async def test_requests_that_are_not_answered_hold_up_no_others(peer: Peer) -> None:
     peer.exchange.answer = lambda envelope: None if envelope.destination.twin == 1 else answer_to(envelope, b"")
