@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, Final
 from twisted.logger import Logger
 
 import dmsg
+from dmsg.address import RedisAddress
 from dmsg.crypto.ed25519 import SigningKey
 from dmsg.crypto.errors import KeyFileError
-from dmsg.errors import ConfigError
+from dmsg.errors import ConfigError, InvalidAddress
 from dmsg.eventlog.reasons import Reason
 from dmsg.eventlog.refusals import RefusalReport
 from dmsg.eventlog.schema import Drained, ServerStarted, ServerStopped
@@ -105,6 +106,11 @@ class RmbRelayService(RoleService):
         check_registry(settings.registry, settings.substrate)
         if settings.redis is not None and settings.store not in (settings.redis, "memory:"):
             raise ConfigError("redis", "is another name of store, which is also given: one of them")
+        if settings.redis is not None:
+            try:
+                RedisAddress.parse(settings.redis)
+            except InvalidAddress as error:
+                raise ConfigError("redis", str(error)) from None
         self._key = _read_key(settings, uid)
         self._known = _read_trust(settings.trust)
         if not settings.domain and (self._key is not None or self._known):
