@@ -121,12 +121,14 @@ class _Lane:
         self.failures, self.open_from, self.open_by = 0, 0.0, 0.0
 
     def failed(self, now: float, choices: Choices) -> None:
-        """After several failures in a row the lane closes, each time for longer; failures while closed do not prolong it."""
+        """After several failures in a row the lane closes, each time for longer; failures while closed do not count."""
         was_closed = self.lane.closed(now)
         self.lane.failed(now, lambda: choices.byte() / 256)
+        if was_closed:
+            return
         self.failures += 1
         over = self.failures - _FAILURES_TO_CLOSE
-        if over >= 0 and not was_closed:
+        if over >= 0:
             pause_s = min(_BACKOFF.limit_s, _BACKOFF.first_s * 2.0**over)
             self.open_from, self.open_by = now + pause_s / 2, now + pause_s
 

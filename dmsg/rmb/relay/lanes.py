@@ -281,8 +281,10 @@ class Lane:
         self._closed_until = 0.0
 
     def failed(self, now: float, uniform: Callable[[], float]) -> None:
-        """The relay did not answer."""
+        """The relay did not answer. Posts that were under way when the lane closed fail for the same reason, and do not count."""
+        if self.closed(now):
+            return
         self.failures += 1
         over = self.failures - self._failures_to_close
-        if over >= 0 and not self.closed(now):
+        if over >= 0:
             self._closed_until = now + self._backoff.pause_s(over + 1, uniform)

@@ -289,6 +289,28 @@ def test_a_relay_that_does_not_answer_is_left_alone_for_a_while(bench: Bench) ->
     assert len(bench.relays.posts) < 40  # and not 100 envelopes times three passes times the rounds
 
 
+def test_posts_that_fail_together_do_not_make_the_pause_of_a_relay_longer(bench: Bench) -> None:
+    """Four posts at a time go to a relay. One that is back after some seconds is not left alone for half a minute."""
+    bench.relays.slow["a"] = []
+
+    def refuse() -> None:
+        while bench.relays.slow["a"]:
+            done, _ = bench.relays.slow["a"].pop(0)
+            done.errback(NotPosted(Reason.CONNECTION_REFUSED))
+
+    for second in range(9):  # the relay is away
+        for number in range(8):
+            bench.submit(f"{second}-{number}", "a")
+        bench.pass_time(0.5)
+        refuse()
+        bench.pass_time(0.5)
+    del bench.relays.slow["a"]
+    for second in range(9):
+        bench.submit(f"back-{second}", "a")
+        bench.pass_time(1)
+    assert bench.federation.accepted > 0
+
+
 def test_what_waits_for_a_dead_relay_goes_over_another_one(bench: Bench) -> None:
     bench.relays.slow["dead"] = []
     bench.relays.answers["good"] = 202
@@ -1057,11 +1079,12 @@ def test_a_lane_closes_after_failures_in_a_row_and_longer_each_time() -> None:
         lane.failed(0.0, lambda: 0.0)
     assert not lane.closed(0.0)
     lane.answered()
-    for _ in range(3):
+    for _ in range(4):  # the last one was under way when the lane closed
         lane.failed(0.0, lambda: 0.0)
     assert lane.closed(2.9)
     assert not lane.closed(3.0)
-    lane.failed(3.0, lambda: 0.0)
+    for _ in range(4):
+        lane.failed(3.0, lambda: 0.0)
     assert lane.closed(8.9)
     assert not lane.closed(9.0)
     lane.answered()
