@@ -289,7 +289,13 @@ class Delivery:
             if problem is None:
                 self._switch.counts.federated += 1
             return problem
-        if self._store.shared and await self._store.connected(to):
+        is_beside = False
+        away: StoreError | None = None
+        try:
+            is_beside = self._store.shared and await self._store.connected(to)
+        except StoreError as error:  # it cannot say whether another process has the session; another relay may have it
+            away = error
+        if is_beside:
             return await self._keep(parcel, network)
         if federation is not None and federation.elsewhere(
             envelope,
@@ -299,6 +305,8 @@ class Delivery:
             lambda in_doubt: self._run_again(self._park, parcel, network, in_doubt),
         ):
             return None
+        if away is not None:
+            raise away
         return await self._park(parcel, network)
 
     def _asked(self, parcel: Parcel) -> None:

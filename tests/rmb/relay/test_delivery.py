@@ -928,3 +928,22 @@ def test_while_a_shared_store_is_away_what_is_for_a_connected_session_is_refused
     bob.leave()
     assert accept(world, envelope, connected_only=not tags) == 503 and not logged_errors.events()
     assert world.relay.switch.counts.refused == 1
+
+
+@pytest.mark.parametrize("has_it", [True, False])
+def test_while_a_shared_store_is_away_other_relays_are_asked_for_the_session(
+    world: World, federation: Federation, monkeypatch: pytest.MonkeyPatch, has_it: bool
+) -> None:
+    monkeypatch.setattr(world.store, "shared", True)
+    for operation in ("connected", "push"):
+        monkeypatch.setattr(world.store, operation, lambda *_, **__: fail(StoreUnavailable("away")))
+    alice = world.connect(1)
+    alice.send(alice.envelope(2, uid="a"))
+    assert len(federation.asked) == 1 and errors(alice) == []
+    if not has_it:
+        federation.asked[0](False)
+        world.turn()
+        assert errors(alice) == [("a", 130, RelayProblem.NOT_STORED.text)]
+    federation.knows_others = False
+    alice.send(alice.envelope(2, uid="b"))
+    assert errors(alice)[-1] == ("b", 130, RelayProblem.NOT_STORED.text)
