@@ -25,8 +25,9 @@ from dmsg.rmb.core.ranker import Ranker
 from dmsg.rmb.core.twin import Twin
 from dmsg.rmb.core.wire import Envelope
 from dmsg.rmb.relay.errors import NotPosted
-from dmsg.rmb.relay.lanes import Lane, Outgoing
+from dmsg.rmb.relay.lanes import Lane, Outgoing, first_to_open
 from dmsg.rmb.relay.peering import BATCH_BYTES
+from dmsg.rmb.relay.resting import AT_ONCE, Resting
 from dmsg.rmb.relay.shares import Shares
 from dmsg.rmb.relay.turns import Turns
 from dmsg.sansio.backoff import Backoff
@@ -41,8 +42,6 @@ _PASSING: Final = frozenset((408, 425, 429))
 #: Reasons of failed posts whose envelopes have certainly not been taken.
 _NOT_SENT: Final = frozenset((Reason.HOST_NOT_FOUND, Reason.CONNECTION_REFUSED, Reason.TLS_FAILED))
 _SWEPT_EVERY_S: Final = 1.0
-#: Envelopes that are rerouted or given up in one turn of the reactor: some 20 ms. Up to 30,000 may be due at once.
-_AT_ONCE: Final = 256
 #: Seconds between two events about the failure rate of a relay.
 RANK_TOLD_EVERY_S: Final = 10.0
 
@@ -118,6 +117,7 @@ class Federation:
         self._outstanding: dict[Outgoing, IDelayedCall | None] = {}
         self._shares = Shares(self.limits.outstanding_bytes)
         self._lanes: dict[str, Lane] = {}
+        self._resting = Resting(clock, self._next_pass)
         #: The posts under way, and the lanes that wait for a turn; and whether these are being given their turns.
         self._turns = Turns(self.limits.posts, self.limits.other_posts)
         self._calling = False
@@ -230,35 +230,49 @@ class Federation:
             outgoing.connected_only = False
             self._pass(outgoing)
             return
-        if not self._left(outgoing):
-            # Relays also refuse an envelope that has expired on its way.
-            problem = RelayProblem.REJECTED
-            if self._unix_time() >= outgoing.expires_at:
-                problem = RelayProblem.EXPIRED
-            elif set(outgoing.rejected.values()) == {_TOO_LONG}:
-                problem = RelayProblem.TOO_LARGE
-            self._give_up(outgoing, problem)
+        left = self._left(outgoing)
+        if left:
+            self._rest(outgoing, left, now)
             return
-        outgoing.passes += 1
-        rounds, number = divmod(outgoing.passes, self.limits.passes)
-        if not number and self._stopped:
+        # Relays also refuse an envelope that has expired on its way.
+        problem = RelayProblem.REJECTED
+        if self._unix_time() >= outgoing.expires_at:
+            problem = RelayProblem.EXPIRED
+        elif set(outgoing.rejected.values()) == {_TOO_LONG}:
+            problem = RelayProblem.TOO_LARGE
+        self._give_up(outgoing, problem)
+
+    def _rest(self, outgoing: Outgoing, left: Collection[str], now: float) -> None:
+        """Wait for the next pass. While none of the relays that are ``left`` may be tried, no pass counts."""
+        closed = first_to_open(map(self._lanes.get, left), now)
+        rounds = number = 0
+        if closed is None:
+            outgoing.passes += 1
+            rounds, number = divmod(outgoing.passes, self.limits.passes)
+        outgoing.resting = not number
+        if outgoing.resting and self._stopped:
             self._give_up(outgoing, RelayProblem.OVERLOADED)
+            return
+        if closed is not None:
+            self._outstanding[outgoing] = None
+            self._resting.add(outgoing, closed)
             return
         if number:
             pause_s = self.limits.pause_s * number * (1 + self._random.random() / 2)
         else:
             pause_s = self.limits.backoff.pause_s(rounds, self._random.random)
         pause_s = min(pause_s, max(0.0, outgoing.expires_at - self._unix_time()))
-        self._outstanding[outgoing] = self._clock.callLater(pause_s, self._next_pass, outgoing, not number)
+        self._outstanding[outgoing] = self._clock.callLater(pause_s, self._next_pass, outgoing)
 
     def _left(self, outgoing: Outgoing) -> list[str]:
         return [relay for relay in self._relays(outgoing.twin) if relay not in outgoing.rejected]
 
-    def _next_pass(self, outgoing: Outgoing, look_up: bool) -> None:
+    def _next_pass(self, outgoing: Outgoing) -> None:
         self._outstanding[outgoing] = None
+        has_rested, outgoing.resting = outgoing.resting, False
         if self._unix_time() >= outgoing.expires_at:
             self._give_up(outgoing, RelayProblem.EXPIRED)
-        elif look_up:
+        elif has_rested:
             Deferred.fromCoroutine(self._look_up(outgoing))
         else:
             self._pass(outgoing)
@@ -317,7 +331,7 @@ class Federation:
             if batch[0].connected_only and not knows:  # no longer known since it was queued; the relay would store it
                 self._advance(batch[0])
                 unasked += 1
-                if unasked == _AT_ONCE:
+                if unasked == AT_ONCE:
                     lane.clearing = True
                     self._clock.callLater(0, self._clear, relay, lane)
                     break
@@ -350,6 +364,7 @@ class Federation:
             told = [status for status in outcome if not (asked and status == _NOT_HERE)]
             reason, failed = _reason(told), len(told)
             lane.answered()
+            self._resting.wake(lane)
         else:
             outcome.trap(NotPosted)
             reason = outcome.value.reason
@@ -385,7 +400,7 @@ class Federation:
         if not lane.clearing:
             self._pump(relay, lane)
             return
-        for outgoing in lane.clear(_AT_ONCE):
+        for outgoing in lane.clear(AT_ONCE):
             self._advance(outgoing)
         lane.clearing = bool(lane)
         if lane.clearing:
@@ -409,6 +424,7 @@ class Federation:
             call.cancel()
         if outgoing.lane is not None:
             outgoing.lane.discard(outgoing)
+        self._resting.discard(outgoing)
         self._shares.remove(outgoing)
         if not self._outstanding:
             self._idle.fire(None)
@@ -424,7 +440,7 @@ class Federation:
         self._failed(outgoing.envelope, problem)
 
     def _give_up_resting(self, outgoing: Outgoing) -> None:
-        if outgoing.passes % self.limits.passes == 0 and self._outstanding.get(outgoing) is not None:
+        if outgoing.resting:
             self._give_up(outgoing, RelayProblem.OVERLOADED)
 
     def _give_up_last(self, outgoing: Outgoing) -> None:
@@ -445,12 +461,12 @@ class Federation:
         """
         self._sweeping = None
         unix_s = self._unix_time()
-        expired = list(islice((one for one in self._outstanding if one.expires_at <= unix_s), _AT_ONCE))
+        expired = list(islice((one for one in self._outstanding if one.expires_at <= unix_s), AT_ONCE))
         for outgoing in expired:
             self._give_up(outgoing, RelayProblem.EXPIRED)
         self._forget_lanes()
         if self._outstanding:
-            pause_s = 0.0 if len(expired) == _AT_ONCE else _SWEPT_EVERY_S
+            pause_s = 0.0 if len(expired) == AT_ONCE else _SWEPT_EVERY_S
             self._sweeping = self._clock.callLater(pause_s, self._sweep)
 
     def _forget_lanes(self) -> None:

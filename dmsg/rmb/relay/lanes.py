@@ -52,7 +52,11 @@ class Outgoing:
     charged: str = ""
     #: The lane in which it waits to be posted.
     lane: Lane | None = None
+    #: The closed lane for which it rests, because that opens before those of its other relays.
+    rests_at: Lane | None = None
     passes: int = 0
+    #: Whether it is in a longer pause or rests: then its twin is looked up again.
+    resting: bool = False
     done: bool = False
     #: The twin that sent it, and the bytes that it counts for.
     source: int = field(init=False)
@@ -275,6 +279,10 @@ class Lane:
         """Whether the lane is closed, so that nothing is tried yet."""
         return now < self._closed_until
 
+    def closed_s(self, now: float) -> float:
+        """For how many seconds from ``now`` the lane is closed; 0 if it is open."""
+        return max(0.0, self._closed_until - now)
+
     def answered(self) -> None:
         """The relay answered."""
         self.failures = 0
@@ -288,3 +296,14 @@ class Lane:
         over = self.failures - self._failures_to_close
         if over >= 0:
             self._closed_until = now + self._backoff.pause_s(over + 1, uniform)
+
+
+def first_to_open(lanes: Iterable[Lane | None], now: float) -> Lane | None:
+    """The lane that opens first if all are closed, else ``None``. ``None`` among ``lanes`` is one that was never closed."""
+    first: Lane | None = None
+    for lane in lanes:
+        if lane is None or not lane.closed(now):
+            return None
+        if first is None or lane.closed_s(now) < first.closed_s(now):
+            first = lane
+    return first

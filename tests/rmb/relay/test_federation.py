@@ -73,8 +73,10 @@ class Relays:
 class Registry:
     def __init__(self) -> None:
         self.twins: dict[int, Any] = {}
+        self.asked = 0
 
     async def get(self, twin: int) -> Twin | None:
+        self.asked += 1
         found = self.twins.get(twin)
         if isinstance(found, Exception):
             raise found
@@ -309,6 +311,94 @@ def test_posts_that_fail_together_do_not_make_the_pause_of_a_relay_longer(bench:
         bench.submit(f"back-{second}", "a")
         bench.pass_time(1)
     assert bench.federation.accepted > 0
+
+
+def test_passes_over_relays_that_may_not_be_tried_do_not_count(bench: Bench) -> None:
+    """A relay was away for 8 s. Envelopes that came meanwhile made empty passes, and then rested for up to 24 s more."""
+    bench.relays.answers["a"] = Reason.CONNECTION_REFUSED
+    for second in range(8):
+        bench.submit(str(second), "a", lifetime_s=60)
+        bench.pass_time(1)
+    bench.relays.answers["a"] = 202
+    bench.pass_time(7)  # what is left of the second pause, of 6 to 9 s
+    assert bench.federation.accepted == 8 and bench.failed == []
+
+
+def test_what_rests_goes_on_when_the_first_of_its_relays_may_be_tried(bench: Bench) -> None:
+    bench.relays.answers |= {"a": Reason.CONNECTION_REFUSED, "b": Reason.CONNECTION_REFUSED}
+    for number in range(3):
+        bench.submit(f"a{number}", "a")
+    bench.pass_time(2.5)
+    for number in range(3):
+        bench.submit(f"b{number}", "b", twin=8)
+    bench.submit("x", "a", "b", twin=9)
+    bench.relays.answers |= {"a": 202, "b": 202}
+    asked = len(bench.relays.asked)
+    bench.pass_time(2.5)  # of a's 3 to 4.5 s, and a quarter
+    assert "a" in bench.relays.asked[asked:] and bench.federation.accepted >= 4
+
+
+def test_all_that_rests_goes_on_when_its_relay_answers_again_in_many_turns_of_the_reactor(bench: Bench) -> None:
+    bench.relays.slow["late"] = []
+    for number in range(2_000):
+        bench.submit(str(number), "late", lifetime_s=600)
+    late = bench.relays.slow["late"]
+    for _ in range(3):
+        late.pop(0)[0].errback(NotPosted(Reason.TIMEOUT))
+    for _ in range(10):
+        bench.clock.advance(0)
+    assert len(late) == 3  # all others rest
+    before = bench.registry.asked
+    bench.relays.answer_one("late")
+    assert 0 < bench.registry.asked - before <= 256
+    del bench.relays.slow["late"]
+    for _ in range(10):
+        bench.clock.advance(0)
+    for done, count in late:
+        done.callback([202] * count)
+    assert (
+        bench.federation.accepted == 1_998
+    )  # two failed before the relay was left alone, and wait for their second pass
+    bench.pass_time(0.2)
+    assert bench.federation.accepted == 2_000 and bench.failed == []
+
+
+def test_of_all_that_rests_for_a_relay_that_hangs_some_a_second_go_on(bench: Bench) -> None:
+    bench.relays.answers["late"] = Reason.TIMEOUT
+    for number in range(2_000):
+        bench.submit(str(number), "late", lifetime_s=600)
+    bench.pass_time(1)  # three passes of the first one close the lane
+    bench.relays.slow["late"] = []
+    bench.pass_time(4.5)
+    opened = bench.registry.asked
+    assert 256 <= opened <= 512
+    bench.pass_time(2)
+    assert bench.registry.asked == opened + 512
+    assert len(bench.relays.slow["late"]) == bench.federation.limits.posts_per_relay
+
+
+def test_what_rests_for_a_relay_ends_when_its_twin_has_moved_to_another(bench: Bench) -> None:
+    bench.relays.answers["gone"] = Reason.CONNECTION_REFUSED
+    for number in range(5):
+        bench.submit(str(number), "gone", lifetime_s=600)
+    bench.pass_time(1)
+    bench.registry.twins[7] = Twin(7, bytes(32), ("new",))
+    bench.pass_time(4)
+    assert bench.federation.accepted == 5 and bench.relays.asked.count("new") == 5
+
+
+def test_what_rests_and_is_given_up_is_not_woken(bench: Bench) -> None:
+    bench.relays.slow["late"] = []
+    for number in range(20):
+        bench.submit(str(number), "late", lifetime_s=2)
+    late = bench.relays.slow["late"]
+    for _ in range(3):
+        late.pop(0)[0].errback(NotPosted(Reason.TIMEOUT))
+    bench.pass_time(2.9)
+    assert len(bench.failed) == 20
+    bench.relays.answer_one("late")
+    bench.pass_time(5)
+    assert bench.federation.accepted == 0 and len(bench.federation) == 0 and bench.clock.getDelayedCalls() == []
 
 
 def test_what_waits_for_a_dead_relay_goes_over_another_one(bench: Bench) -> None:

@@ -1,0 +1,79 @@
+"""Envelopes none of whose relays may be tried: they rest until one of the lanes opens, or its relay answers.
+
+:ref:`spec-rmb-federation`. There may be thousands for one relay that is away. Some are tried when its lane opens, and the others
+follow when it has answered, so that a relay which stays away costs little.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final
+
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+
+from dmsg.rmb.relay.lanes import Lane, Outgoing
+from dmsg.sansio.backoff import SHORTEST_PAUSE_S
+
+#: Envelopes that go on, go another way, or are given up in one turn of the reactor: some 20 ms. Up to 30,000 may be due at once.
+AT_ONCE: Final = 256
+#: Seconds after which as many more go on while the relay has not answered: those before them may have found another way, or
+#: have expired, without asking it.
+TRIED_EVERY_S: Final = 1.0
+
+
+class Resting:
+    """The resting envelopes by the lane that they wait for. ``go_on(outgoing)`` is called for one that rests no more."""
+
+    def __init__(self, clock: IReactorTime, go_on: Callable[[Outgoing], None]) -> None:
+        self._clock = clock
+        self._go_on = go_on
+        self._of: dict[Lane, OrderedDict[Outgoing, None]] = {}
+        self._calls: dict[Lane, IDelayedCall] = {}
+        self._waking: set[Lane] = set()
+
+    def add(self, outgoing: Outgoing, lane: Lane) -> None:
+        """``outgoing`` rests until ``lane``, which is closed, opens, or :meth:`wake` is called for it."""
+        outgoing.rests_at = lane
+        self._of.setdefault(lane, OrderedDict())[outgoing] = None
+        self._wake_later(lane)
+
+    def discard(self, outgoing: Outgoing) -> None:
+        """``outgoing`` rests no more, if it did, and does not go on."""
+        lane, outgoing.rests_at = outgoing.rests_at, None
+        if lane is None:
+            return
+        resting = self._of[lane]
+        del resting[outgoing]
+        if not resting:
+            del self._of[lane]
+            if (call := self._calls.pop(lane, None)) is not None:
+                call.cancel()
+
+    def wake(self, lane: Lane) -> None:
+        """If ``lane`` is open, what rests there goes on: some at once, and then the others."""
+        if lane not in self._of or lane in self._waking:
+            return
+        call = self._calls.pop(lane, None)
+        if call is not None and call.active():
+            call.cancel()
+        self._waking.add(lane)  # a post that is answered at once calls this again, which must not recurse
+        for _ in range(AT_ONCE):
+            if lane not in self._of or lane.closed(self._clock.seconds()):
+                break
+            outgoing = next(iter(self._of[lane]))
+            self.discard(outgoing)
+            self._go_on(outgoing)
+        self._waking.remove(lane)
+        if lane in self._of:
+            self._wake_later(lane)
+
+    def _wake_later(self, lane: Lane) -> None:
+        if lane in self._calls or lane in self._waking:
+            return
+        pause_s = lane.closed_s(self._clock.seconds())
+        if pause_s:
+            pause_s = max(SHORTEST_PAUSE_S, pause_s)
+        elif lane.failures:
+            pause_s = TRIED_EVERY_S
+        self._calls[lane] = self._clock.callLater(pause_s, self.wake, lane)
