@@ -323,7 +323,10 @@ class _World:
         if self.proved.pop(record, None) is not None:
             self.unproved[record] = None
         longest = min(_LIMITS.interval_s, _LIMITS.retry_first_s * 2 ** (record.failures - 1))
-        self.check_pause(record, 0.8 * longest, 1.2 * longest)
+        if record.offered_again:  # after the proof had begun
+            self.check_pause(record, 0.8 * _LIMITS.retry_first_s, _LIMITS.retry_first_s)
+        else:
+            self.check_pause(record, 0.8 * longest, 1.2 * longest)
 
     def check_pause(self, record: RelayRecord, least_s: float, most_s: float) -> None:
         """The relay pauses between ``least_s`` and ``most_s``."""

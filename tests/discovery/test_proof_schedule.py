@@ -399,6 +399,29 @@ def test_a_relay_that_was_down_for_hours_is_listed_as_soon_as_it_registers_again
     assert driver.is_listed("relay")
 
 
+def test_a_relay_that_registers_while_a_proof_fails_does_not_wait_for_hours_that_it_was_down() -> None:
+    driver = Driver(dead)
+    driver.offer("relay", "20.0.0.1:80", "20.0.0.1")
+    driver.advance(3600.0, step_s=1.0)
+    while driver.running:
+        driver.advance(0.5)
+    while not driver.running:  # the pause is over, and the next proof has just begun
+        driver.advance(0.5)
+    driver.answers = good
+    driver.offer("relay", "20.0.0.1:80", "20.0.0.1")
+    driver.advance(LIMITS.timeout_s - 1.0)
+    assert driver.running, "that proof knows nothing of it"
+    driver.advance(1.0 + LIMITS.retry_first_s + 0.5)
+    assert driver.is_listed("relay")
+    # the next failure is another matter
+    driver.answers = dead
+    driver.advance(1.2 * LIMITS.interval_s + 30.0, step_s=0.5)
+    assert not driver.is_listed("relay")
+    failed = driver.connections["20.0.0.1"]
+    driver.advance(600.0, step_s=0.5)
+    assert driver.connections["20.0.0.1"] <= failed + 8
+
+
 def test_a_relay_that_registers_every_second_is_tried_every_ten() -> None:
     driver = Driver(dead)
     for _ in range(600):

@@ -63,6 +63,8 @@ class RelayRecord:
     due: float = 0.0
     #: When its next proof is due if it registers again before.
     due_if_offered: float = 0.0
+    #: It has registered again, as before, while a proof was under way: if that fails, it was perhaps too early.
+    offered_again: bool = False
     #: The address or the protocol changed while a proof of the old one was under way.
     moved: bool = False
 

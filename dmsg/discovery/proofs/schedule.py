@@ -117,6 +117,8 @@ class ProofSchedule:
             self._enqueue(record)  # as the newest, and by the source known now
         elif record.state is RelayState.RESTING and record.due_if_offered < record.due:
             self._set_due(record, record.due_if_offered)  # it may have been down for hours, and is back
+        elif record.state is RelayState.PROVING:
+            record.offered_again = True
         if not record.available:
             record.available = True
             self._index(record)
@@ -163,6 +165,7 @@ class ProofSchedule:
             self._forget(record)
         if record is not None:
             record.move(RelayState.PROVING)
+            record.offered_again = False
             if not is_ip(record.address.host):
                 self._resolving[record.source] += 1
         return record
@@ -237,7 +240,8 @@ class ProofSchedule:
         record.ip, record.turn = "", record.turn + 1
         record.postponements = 0
         pause_s = self._backoff.pause_s(record.failures, self._random.random)
-        self._rest(record, now + pause_s, now + min(pause_s, self.limits.retry_first_s))
+        shortest_s = min(pause_s, self.limits.retry_first_s)
+        self._rest(record, now + (shortest_s if record.offered_again else pause_s), now + shortest_s)
 
     def postponed(self, record: RelayRecord, wait_s: float, now: float) -> None:
         """The relay was not tried: :meth:`admit` said to wait, or no descriptor was left."""
