@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from textwrap import dedent
 from typing import Any
 
+import pytest
 import pytest_twisted
 import tomllib
 from treq.client import HTTPClient
@@ -22,8 +23,12 @@ from dmsg.address import HostPort
 from dmsg.crypto.keys import SecretKey
 from dmsg.eventlog.schema import TransportClosed
 from dmsg.mux.client.endpoint import DmsgClientEndpoint, DmsgServerEndpoint
+from dmsg.mux.relay.limits import RelayLimits as ServerLimits
 from dmsg.relays.pool import PoolConfig, SessionPool
 from dmsg.rmb.relay.limits import RelayLimits
+from dmsg.serving.admission import Origin
+from dmsg.serving.handshake_rates import HandshakeRates
+from dmsg.serving.limits import AdmissionLimits
 from dmsg.testing.network import LocalNetwork
 from tests.memory_log import MemoryEventLog
 
@@ -154,11 +159,17 @@ async def test_a_relay_says_refused_of_a_connection_to_a_web_server_that_its_cli
     assert reasons == {"peer": "normal", "local": "refused", "responder": "refused"}
 
 
+def raised(page: str, table: str) -> dict[str, Any]:
+    """The limits in a how-to for a server that sees one address for all its clients."""
+    _, _, block = (DOCS / "howto" / page).read_text().partition(f"   {table}\n   connections_per_address")
+    given, _, _ = f"   connections_per_address{block}".partition("\n\n")
+    return tomllib.loads(dedent(given))
+
+
 def test_behind_a_web_server_one_address_may_do_what_all_may_do() -> None:
     """The limits of one address that the how-to gives are all there are, and at least those of all."""
-    text = (DOCS / "howto" / "run-an-rmb-relay.rst").read_text()
-    _, _, block = text.partition("   [rmb-relay.limits]\n")
-    given = tomllib.loads(dedent(block.partition("\nMind")[0]))
+    given = raised("run-an-rmb-relay.rst", "[rmb-relay.limits]")
+    del given["handshake_burst"]  # below
     limits = RelayLimits(**given)
     ends = ("_per_address", "_per_network")
     of_one = {name for name in RelayLimits.__dataclass_fields__ if name.endswith(ends)}
@@ -167,3 +178,22 @@ def test_behind_a_web_server_one_address_may_do_what_all_may_do() -> None:
         is_reserved = name.endswith(ends[1]) and not name.startswith("handshake")  # kept free for each beside the total
         assert is_reserved or getattr(limits, name) >= total, name
     assert set(given) <= of_one
+
+
+@pytest.mark.parametrize(
+    ("page", "table", "kind"),
+    [
+        ("run-a-relay.rst", "[server.limits]", ServerLimits),
+        ("run-an-rmb-relay.rst", "[rmb-relay.limits]", RelayLimits),
+    ],
+)
+def test_behind_a_balancer_one_address_may_have_as_many_handshakes_as_all_others_have(
+    page: str, table: str, kind: type[AdmissionLimits]
+) -> None:
+    limits, usual, one = kind(**raised(page, table)), kind(), Origin.of("127.0.0.1")
+    for kept in (0.0, 0.5):  # with a cookie, and without one
+        rates = HandshakeRates(limits, 0.0)
+        at_once = (1.0 - kept) * usual.handshake_burst
+        assert sum(not rates.take(one, 0.0, kept=kept) for _ in range(2 * usual.handshake_burst)) == at_once
+        passed = sum(not rates.take(one, at / 1000, kept=kept) for at in range(10_000) for _ in range(2))
+        assert passed >= 9.99 * usual.handshakes_per_s
