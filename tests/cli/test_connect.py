@@ -29,6 +29,14 @@ from dmsg.errors import DialError
 both_protocols = pytest.mark.parametrize("bench", [None, "messaging"], indirect=True)
 
 
+def everything(descriptor, count=None):
+    """Read ``count`` bytes, or all to the end."""
+    heard = b""
+    while (count is None or len(heard) < count) and (part := os.read(descriptor, 65536)):
+        heard += part
+    return heard
+
+
 class Program:
     """The program around ``dmsg connect PEER``: writes its standard input, and reads its standard output."""
 
@@ -60,14 +68,7 @@ class Program:
 
     def hear(self, count=None):
         """``count`` bytes, or all to the end."""
-
-        def read():
-            heard = b""
-            while (count is None or len(heard) < count) and (part := os.read(self.reads, 65536)):
-                heard += part
-            return heard
-
-        return deferToThread(read)
+        return deferToThread(everything, self.reads, count)
 
     def hang_up(self):
         os.close(self.reads)
@@ -219,6 +220,22 @@ async def test_a_full_disk_is_told_although_the_peer_has_said_everything(reactor
         os.close(one)
 
 
+@pytest.mark.parametrize("end", ["loseWriteConnection", "loseConnection", "abortConnection"])
+@pytest_twisted.ensureDeferred
+async def test_a_slow_reader_gets_all_that_arrived_however_the_peer_ended(reactor, end):
+    near = _WatchedEnd()
+    (stdin, says), (reads, stdout) = os.pipe(), os.pipe()
+    streams = StandardStreams(near, stdin, stdout, reactor)
+    data = os.urandom(1024 * 1024)  # a pipe holds 64 KiB
+    streams.write(data)
+    getattr(streams, end)()
+    assert await deferToThread(everything, reads) == data
+    streams.stop()
+    await near.over
+    for one in (stdin, says, reads, stdout):
+        os.close(one)
+
+
 @pytest_twisted.ensureDeferred
 async def test_standard_input_that_cannot_be_read_is_no_end(bench, tmp_path):
     speaker = HalfSpeaker()
@@ -266,6 +283,7 @@ async def test_an_interrupted_command_cuts_the_transport_off(bench):
     await speaker.made
     await program.command.stop()
     await speaker.ended
+    assert speaker.reason.check(ConnectionLost)
     program.leave()
 
 

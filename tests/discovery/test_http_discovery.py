@@ -491,9 +491,10 @@ async def test_pins_are_bounded(script: Script, served: Any, agent: Any, reactor
     await refused(EntryRolledBack, client.get_entry(make_entry("c").static))
 
 
+@pytest.mark.parametrize("is_list", [False, True])
 @pytest_twisted.ensureDeferred
 async def test_an_answer_that_was_overtaken_by_a_newer_one_was_not_rolled_back(
-    script: Script, served: Any, agent: Any, reactor: Any, make_entry: Any
+    script: Script, served: Any, agent: Any, reactor: Any, make_entry: Any, is_list: bool
 ) -> None:
     port = served(Site(script, reactor=reactor))
     client = HttpDiscovery(f"http://127.0.0.1:{port}", agent, reactor)
@@ -508,8 +509,12 @@ async def test_an_answer_that_was_overtaken_by_a_newer_one_was_not_rolled_back(
     overtaken = defer.ensureDeferred(client.get_entry(older.static))
     while not waiting:
         await task.deferLater(reactor, 0.001)
-    script.answer = newer.to_json()
-    assert await client.get_entry(newer.static) == newer
+    if is_list:
+        script.answer = b"[%s]" % newer.to_json()
+        assert await client.available_servers() == [newer]
+    else:
+        script.answer = newer.to_json()
+        assert await client.get_entry(newer.static) == newer
     waiting[0].write(older.to_json())
     waiting[0].finish()
     assert await overtaken == older

@@ -476,6 +476,16 @@ def test_a_relay_whose_proofs_failed_is_proved_at_once_at_another_address() -> N
     assert driver.is_listed("port") and driver.is_listed("host")
 
 
+def test_pauses_begin_anew_at_another_address() -> None:
+    driver = Driver(dead)
+    driver.offer("relay", "20.0.0.1:80", "20.0.0.1")
+    driver.advance(3600.0, step_s=1.0)
+    failed = driver.connections["20.0.0.1"]
+    driver.offer("relay", "20.0.0.1:81", "20.0.0.1")
+    driver.advance(3 * LIMITS.timeout_s + (1 + 2) * 1.2 * LIMITS.retry_first_s)
+    assert driver.connections["20.0.0.1"] >= failed + 3
+
+
 def test_what_is_withdrawn_is_listed_no_more_and_comes_back_at_once() -> None:
     driver = Driver(good)
     driver.offer("relay", "20.0.0.1:80")
