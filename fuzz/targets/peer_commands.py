@@ -157,6 +157,7 @@ def _check(commands: Commands, model: _Model) -> None:
     counts = model.counts()
     assert counts.total() <= _LISTS and max(counts.values(), default=0) <= _LISTS_OF_A_TWIN
     assert set(commands._served) == {name for name, one in model.lists.items() if one.twin is None}
+    assert set(commands._contents) == set(model.lists)
     assert {name: one.twin for name, one in commands._unserved.items()} == {
         name: one.twin for name, one in model.lists.items() if one.twin is not None
     }
