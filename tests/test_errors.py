@@ -49,6 +49,7 @@ def test_every_error_of_the_package_stands_in_a_module_of_errors() -> None:
         (RemoteProtocolError("frame", "bad"), "frame: bad", {"stage": "frame", "reason": "bad"}),
         (StageError("connect", "refused"), "connect: refused", {"stage": "connect", "error": None}),
         (SessionTimeout("connect", 2.5), "connect took longer than 2.5 s", {"timeout_s": 2.5}),
+        (SessionTimeout("dial", 9.99998), "dial took longer than 10 s", {"timeout_s": 9.99998}),
     ],
 )
 def test_data_is_in_attributes(error: Exception, text: str, attributes: dict[str, Any]) -> None:

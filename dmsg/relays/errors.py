@@ -21,7 +21,7 @@ class SessionTimeout(DmsgError, TimeoutError):
     """
 
     def __init__(self, stage: str, timeout_s: float, detail: str = "") -> None:
-        super().__init__(f"{stage} took longer than {timeout_s:g} s" + (f" ({detail})" if detail else ""))
+        super().__init__(f"{stage} took longer than {round(timeout_s, 3):g} s" + (f" ({detail})" if detail else ""))
         self.stage = stage
         self.timeout_s = timeout_s
         self.detail = detail
