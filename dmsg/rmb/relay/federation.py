@@ -440,7 +440,7 @@ class Federation:
         self._failed(outgoing.envelope, problem)
 
     def _give_up_resting(self, outgoing: Outgoing) -> None:
-        if outgoing.resting:
+        if outgoing.resting and not outgoing.done:  # it may have expired since the stop began
             self._give_up(outgoing, RelayProblem.OVERLOADED)
 
     def _give_up_last(self, outgoing: Outgoing) -> None:

@@ -1120,6 +1120,20 @@ async def test_stopping_gives_up_what_is_left_in_many_turns_of_the_reactor(bench
 
 
 @pytest_twisted.ensureDeferred
+async def test_what_rests_may_expire_while_it_is_given_up_in_many_turns(bench: Bench) -> None:
+    bench.relays.answers["a"] = Reason.CONNECTION_REFUSED
+    for number in range(1_000):
+        bench.submit(str(number), "a", lifetime_s=2.99)
+    bench.pass_time(2.99)  # all rest; those that have expired are looked for at 3 s
+    stopping = Deferred.fromCoroutine(bench.federation.stop(5))
+    bench.pass_time(1)
+    await stopping
+    assert sorted(uid for uid, _ in bench.failed) == sorted(map(str, range(1_000)))
+    assert {problem for _, problem in bench.failed} == {RelayProblem.OVERLOADED, RelayProblem.EXPIRED}
+    assert bench.clock.getDelayedCalls() == []
+
+
+@pytest_twisted.ensureDeferred
 async def test_stopping_does_not_wait_for_relays_that_do_not_answer(bench: Bench) -> None:
     bench.relays.answers["a"] = Reason.TIMEOUT
     bench.submit("long", "a")
