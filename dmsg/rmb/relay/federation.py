@@ -25,7 +25,7 @@ from dmsg.rmb.core.ranker import Ranker
 from dmsg.rmb.core.twin import Twin
 from dmsg.rmb.core.wire import Envelope
 from dmsg.rmb.relay.errors import NotPosted
-from dmsg.rmb.relay.lanes import Lane, Outgoing, first_to_open
+from dmsg.rmb.relay.lanes import Lane, Outgoing, all_closed
 from dmsg.rmb.relay.peering import BATCH_BYTES
 from dmsg.rmb.relay.resting import AT_ONCE, Resting
 from dmsg.rmb.relay.shares import Shares
@@ -244,16 +244,16 @@ class Federation:
 
     def _rest(self, outgoing: Outgoing, left: Collection[str], now: float) -> None:
         """Wait for the next pass. While none of the relays that are ``left`` may be tried, no pass counts."""
-        closed = first_to_open(map(self._lanes.get, left), now)
+        closed = all_closed(map(self._lanes.get, left), now)
         rounds = number = 0
-        if closed is None:
+        if not closed:
             outgoing.passes += 1
             rounds, number = divmod(outgoing.passes, self.limits.passes)
         outgoing.resting = not number
         if outgoing.resting and self._stopped:
             self._give_up(outgoing, RelayProblem.OVERLOADED)
             return
-        if closed is not None:
+        if closed:
             self._outstanding[outgoing] = None
             self._resting.add(outgoing, closed)
             return

@@ -7,7 +7,7 @@ go another way at once, instead of waiting for one timeout after the other.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Final
@@ -52,8 +52,8 @@ class Outgoing:
     charged: str = ""
     #: The lane in which it waits to be posted.
     lane: Lane | None = None
-    #: The closed lane for which it rests, because that opens before those of its other relays.
-    rests_at: Lane | None = None
+    #: The closed lanes for which it rests, because none of its relays may be tried.
+    rests_at: Sequence[Lane] = ()
     passes: int = 0
     #: Whether it is in a longer pause or rests: then its twin is looked up again.
     resting: bool = False
@@ -298,12 +298,11 @@ class Lane:
             self._closed_until = now + self._backoff.pause_s(over + 1, uniform)
 
 
-def first_to_open(lanes: Iterable[Lane | None], now: float) -> Lane | None:
-    """The lane that opens first if all are closed, else ``None``. ``None`` among ``lanes`` is one that was never closed."""
-    first: Lane | None = None
+def all_closed(lanes: Iterable[Lane | None], now: float) -> list[Lane]:
+    """``lanes`` if all of them are closed, else none. ``None`` among ``lanes`` is one that was never closed."""
+    closed: list[Lane] = []
     for lane in lanes:
         if lane is None or not lane.closed(now):
-            return None
-        if first is None or lane.closed_s(now) < first.closed_s(now):
-            first = lane
-    return first
+            return []
+        closed.append(lane)
+    return closed

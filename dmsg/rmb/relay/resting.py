@@ -1,4 +1,4 @@
-"""Envelopes none of whose relays may be tried: they rest until one of the lanes opens, or its relay answers.
+"""Envelopes none of whose relays may be tried: they rest until one of their lanes opens, or its relay answers.
 
 :ref:`spec-rmb-federation`. There may be thousands for one relay that is away. Some are tried when its lane opens, and the others
 follow when it has answered, so that a relay which stays away costs little.
@@ -7,7 +7,7 @@ follow when it has answered, so that a relay which stays away costs little.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
@@ -20,10 +20,12 @@ AT_ONCE: Final = 256
 #: Seconds after which as many more go on while the relay has not answered: those before them may have found another way, or
 #: have expired, without asking it.
 TRIED_EVERY_S: Final = 1.0
+#: Lanes for which one envelope rests: each takes some 90 of the bytes that the envelope counts for.
+LANES_EACH: Final = 8
 
 
 class Resting:
-    """The resting envelopes by the lane that they wait for. ``go_on(outgoing)`` is called for one that rests no more."""
+    """The resting envelopes by the lanes that they wait for. ``go_on(outgoing)`` is called for one that rests no more."""
 
     def __init__(self, clock: IReactorTime, go_on: Callable[[Outgoing], None]) -> None:
         self._clock = clock
@@ -32,23 +34,28 @@ class Resting:
         self._calls: dict[Lane, IDelayedCall] = {}
         self._waking: set[Lane] = set()
 
-    def add(self, outgoing: Outgoing, lane: Lane) -> None:
-        """``outgoing`` rests until ``lane``, which is closed, opens, or :meth:`wake` is called for it."""
-        outgoing.rests_at = lane
-        self._of.setdefault(lane, OrderedDict())[outgoing] = None
-        self._wake_later(lane)
+    def add(self, outgoing: Outgoing, lanes: Sequence[Lane]) -> None:
+        """``outgoing`` rests until one of ``lanes``, which are closed, opens, or :meth:`wake` is called for it.
+
+        It does not rest only for the one that opens first: that may close again before the turn of ``outgoing`` comes. Of more
+        than :data:`LANES_EACH`, those that open first count.
+        """
+        now = self._clock.seconds()
+        outgoing.rests_at = sorted(lanes, key=lambda lane: lane.closed_s(now))[:LANES_EACH]
+        for lane in outgoing.rests_at:
+            self._of.setdefault(lane, OrderedDict())[outgoing] = None
+            self._wake_later(lane)
 
     def discard(self, outgoing: Outgoing) -> None:
         """``outgoing`` rests no more, if it did, and does not go on."""
-        lane, outgoing.rests_at = outgoing.rests_at, None
-        if lane is None:
-            return
-        resting = self._of[lane]
-        del resting[outgoing]
-        if not resting:
-            del self._of[lane]
-            if (call := self._calls.pop(lane, None)) is not None:
-                call.cancel()
+        lanes, outgoing.rests_at = outgoing.rests_at, ()
+        for lane in lanes:
+            resting = self._of[lane]
+            del resting[outgoing]
+            if not resting:
+                del self._of[lane]
+                if (call := self._calls.pop(lane, None)) is not None:
+                    call.cancel()
 
     def wake(self, lane: Lane) -> None:
         """If ``lane`` is open, what rests there goes on: some at once, and then the others."""

@@ -377,6 +377,23 @@ def test_of_all_that_rests_for_a_relay_that_hangs_some_a_second_go_on(bench: Ben
     assert len(bench.relays.slow["late"]) == bench.federation.limits.posts_per_relay
 
 
+@pytest.mark.parametrize("others", [0, 7])
+def test_what_rests_for_several_relays_goes_to_the_one_that_comes_back(others: int) -> None:
+    """Of thousands for two relays, some were tried each time that the one could be that was away longer; it stayed away."""
+    bench = Bench(backoff=Backoff(3.0, 30.0, 1.0, 0.0))
+    relays = ["away", "back", *(f"other{number}" for number in range(others))]
+    for number, relay in enumerate(relays):
+        bench.relays.answers[relay] = Reason.CONNECTION_REFUSED
+        for uid in range(3):
+            bench.submit(f"{relay}{uid}", relay, twin=100 + number, lifetime_s=600)
+        bench.pass_time(0.1)
+    for number in range(2_000):
+        bench.submit(str(number), *relays[::-1], twin=9, lifetime_s=600)
+    bench.relays.answers["back"] = 202
+    bench.pass_time(5)
+    assert bench.federation.accepted == 2_003 and bench.failed == []
+
+
 def test_what_rests_for_a_relay_ends_when_its_twin_has_moved_to_another(bench: Bench) -> None:
     bench.relays.answers["gone"] = Reason.CONNECTION_REFUSED
     for number in range(5):
@@ -678,6 +695,27 @@ def test_the_room_of_senders_that_send_one_envelope_each_is_what_these_take() ->
         tracemalloc.stop()
     parsed = 1_000  # which is not traced
     assert taken + 2_000 * parsed < bench.federation._shares.held.used
+
+
+def test_envelopes_that_rest_for_many_relays_take_no_more_room_than_they_count_for() -> None:
+    bench = Bench(outstanding_bytes=1 << 30)
+    relays = [f"relay{number}" for number in range(16)]
+    bench.relays.answers |= dict.fromkeys(relays, Reason.CONNECTION_REFUSED)
+    for number in range(3):
+        bench.submit(f"{number}", *relays)
+    before = bench.federation._shares.held.used
+    gc.collect()
+    tracemalloc.start()
+    try:
+        for number in range(2_000):
+            bench.submit(f"{number}", *relays, source=100 + number)
+        gc.collect()
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(bench.relays.posts) == 3 * len(relays)
+    parsed = 1_000  # which is not traced
+    assert taken + 2_000 * parsed < bench.federation._shares.held.used - before
 
 
 def test_texts_that_are_kept_twice_take_more_room() -> None:
