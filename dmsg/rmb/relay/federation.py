@@ -473,7 +473,7 @@ class Federation:
         now = self._clock.seconds()
         for relay, lane in list(self._lanes.items()):
             self._tell_rank(relay, lane, now)
-            if not lane.told_rate and not lane.busy and not lane.closed(now):
+            if not (lane.told_rate or lane.busy or lane.closed(now) or lane in self._resting):
                 del self._lanes[relay]
 
 

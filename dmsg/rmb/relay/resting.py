@@ -34,6 +34,9 @@ class Resting:
         self._calls: dict[Lane, IDelayedCall] = {}
         self._waking: set[Lane] = set()
 
+    def __contains__(self, lane: Lane) -> bool:
+        return lane in self._of
+
     def add(self, outgoing: Outgoing, lanes: Sequence[Lane]) -> None:
         """``outgoing`` rests until one of ``lanes``, which are closed, opens, or :meth:`wake` is called for it.
 

@@ -394,6 +394,35 @@ def test_what_rests_for_several_relays_goes_to_the_one_that_comes_back(others: i
     assert bench.federation.accepted == 2_003 and bench.failed == []
 
 
+def test_what_rests_goes_on_after_the_failures_of_its_relay_are_forgotten(bench: Bench) -> None:
+    """The lane was forgotten with its failures, and another one was made: the answer did not wake what rested."""
+    bench.ranker = bench.federation._ranker = Ranker(random.Random(7), 2)
+    bench.relays.slow["late"] = []
+    for number in range(5_000):
+        bench.submit(str(number), "late", lifetime_s=600)
+    for _ in range(3):
+        bench.relays.slow["late"].pop(0)[0].errback(NotPosted(Reason.CONNECTION_REFUSED))
+    looked_up: list[Deferred[None]] = []
+    known = bench.registry.twins[7]
+
+    async def get(twin: int) -> Twin:
+        looked_up.append(Deferred())
+        await looked_up[-1]
+        return known
+
+    bench.registry.get = get  # type: ignore[method-assign]
+    while bench.relays.slow["late"]:
+        bench.relays.slow["late"].pop(0)[0].errback(NotPosted(Reason.CONNECTION_REFUSED))
+    del bench.relays.slow["late"]
+    bench.pass_time(15)  # no failure counts any more, and the first envelopes are being looked up
+    bench.registry.get = Registry.get.__get__(bench.registry)  # type: ignore[method-assign]
+    for one in looked_up:
+        one.callback(None)
+    for _ in range(20):
+        bench.clock.advance(0)
+    assert bench.federation.accepted == 5_000
+
+
 def test_what_rests_for_a_relay_ends_when_its_twin_has_moved_to_another(bench: Bench) -> None:
     bench.relays.answers["gone"] = Reason.CONNECTION_REFUSED
     for number in range(5):
