@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from itertools import chain, islice, zip_longest
 from typing import Final
 
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
@@ -68,15 +69,30 @@ class Resting:
         if call is not None and call.active():
             call.cancel()
         self._waking.add(lane)  # a post that is answered at once calls this again, which must not recurse
-        for _ in range(AT_ONCE):
-            if lane not in self._of or lane.closed(self._clock.seconds()):
+        for outgoing in self._next(lane):
+            if lane.closed(self._clock.seconds()):
                 break
-            outgoing = next(iter(self._of[lane]))
-            self.discard(outgoing)
-            self._go_on(outgoing)
+            if lane in outgoing.rests_at:  # it may have been given up for another one
+                self.discard(outgoing)
+                self._go_on(outgoing)
         self._waking.remove(lane)
         if lane in self._of:
             self._wake_later(lane)
+
+    def _next(self, lane: Lane) -> list[Outgoing]:
+        """Up to :data:`AT_ONCE` that rest at ``lane``. Senders take turns while the relay has not answered."""
+        resting = self._of[lane]
+        if not lane.failures:  # all go on soon
+            return list(islice(resting, AT_ONCE))
+        of_senders: dict[int, list[Outgoing]] = {}
+        for outgoing in resting:
+            of_sender = of_senders.setdefault(outgoing.source, [])
+            if len(of_sender) < AT_ONCE:
+                of_sender.append(outgoing)
+            if len(of_senders) == AT_ONCE:  # one of each
+                break
+        rounds = chain.from_iterable(zip_longest(*of_senders.values()))
+        return list(islice((outgoing for outgoing in rounds if outgoing is not None), AT_ONCE))
 
     def _wake_later(self, lane: Lane) -> None:
         if lane in self._calls or lane in self._waking:

@@ -433,6 +433,19 @@ def test_what_rests_for_a_relay_ends_when_its_twin_has_moved_to_another(bench: B
     assert bench.federation.accepted == 5 and bench.relays.asked.count("new") == 5
 
 
+def test_one_sender_whose_envelopes_rest_does_not_keep_those_of_others_waiting(bench: Bench) -> None:
+    bench.relays.answers["gone"] = Reason.TIMEOUT
+    for number in range(2_000):
+        bench.submit(str(number), "gone", lifetime_s=600)
+    for number in range(2):
+        bench.submit(f"other{number}", "gone", source=2, twin=8, lifetime_s=600)
+    bench.pass_time(1)
+    bench.relays.slow["gone"] = []
+    bench.registry.twins[8] = Twin(8, bytes(32), ("new",))
+    bench.pass_time(4)  # until the relay may be tried
+    assert bench.relays.asked.count("new") == 2
+
+
 def test_what_rests_and_is_given_up_is_not_woken(bench: Bench) -> None:
     bench.relays.slow["late"] = []
     for number in range(20):
