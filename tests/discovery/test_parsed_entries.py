@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -48,6 +50,40 @@ def test_the_entry_used_longest_ago_is_evicted(make_entry: Any, monkeypatch: pyt
     assert len(entries) == 3
     assert entries.parse(first) is kept
     assert entries.parse(second) is not dropped
+
+
+def test_another_thread_may_evict_an_entry_that_is_being_looked_up(
+    make_entry: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite's jobs run in two threads, and read entries there."""
+    monkeypatch.setattr(parsed_entries, "ENTRIES_LIMIT", 1)
+    looking, evicted = Event(), Event()
+
+    class Slow(OrderedDict[bytes, Any]):
+        def get(self, body: bytes, default: Any = None) -> Any:
+            found = super().get(body, default)
+            if found is not None:
+                looking.set()
+                evicted.wait(0.2)
+            return found
+
+    entries, other = ParsedEntries(), make_entry("bob").to_json()
+    body = make_entry("alice").to_json()
+    entries._entries = Slow()
+    entries.parse(body)
+
+    def evict() -> None:
+        looking.wait()
+        entries.parse(other)
+        evicted.set()
+
+    thread = Thread(target=evict)
+    thread.start()
+    try:
+        assert entries.parse(body).to_json() == body
+    finally:
+        thread.join()
+    assert len(entries) == 1
 
 
 def test_text_that_is_no_entry_is_not_held() -> None:
