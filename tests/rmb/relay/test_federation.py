@@ -65,6 +65,10 @@ class Relays:
         done, count = self.slow[relay].pop(0)
         done.callback([status] * count)
 
+    def fail_one(self, relay: str, reason: Reason = Reason.TIMEOUT) -> None:
+        done, _ = self.slow[relay].pop(0)
+        done.errback(NotPosted(reason))
+
     @property
     def asked(self) -> list[str]:
         return [relay for relay, _ in self.posts]
@@ -297,8 +301,7 @@ def test_posts_that_fail_together_do_not_make_the_pause_of_a_relay_longer(bench:
 
     def refuse() -> None:
         while bench.relays.slow["a"]:
-            done, _ = bench.relays.slow["a"].pop(0)
-            done.errback(NotPosted(Reason.CONNECTION_REFUSED))
+            bench.relays.fail_one("a", Reason.CONNECTION_REFUSED)
 
     for second in range(9):  # the relay is away
         for number in range(8):
@@ -344,7 +347,7 @@ def test_all_that_rests_goes_on_when_its_relay_answers_again_in_many_turns_of_th
         bench.submit(str(number), "late", lifetime_s=600)
     late = bench.relays.slow["late"]
     for _ in range(3):
-        late.pop(0)[0].errback(NotPosted(Reason.TIMEOUT))
+        bench.relays.fail_one("late")
     for _ in range(10):
         bench.clock.advance(0)
     assert len(late) == 3  # all others rest
@@ -401,7 +404,7 @@ def test_what_rests_goes_on_after_the_failures_of_its_relay_are_forgotten(bench:
     for number in range(5_000):
         bench.submit(str(number), "late", lifetime_s=600)
     for _ in range(3):
-        bench.relays.slow["late"].pop(0)[0].errback(NotPosted(Reason.CONNECTION_REFUSED))
+        bench.relays.fail_one("late", Reason.CONNECTION_REFUSED)
     looked_up: list[Deferred[None]] = []
     known = bench.registry.twins[7]
 
@@ -412,7 +415,7 @@ def test_what_rests_goes_on_after_the_failures_of_its_relay_are_forgotten(bench:
 
     bench.registry.get = get  # type: ignore[method-assign]
     while bench.relays.slow["late"]:
-        bench.relays.slow["late"].pop(0)[0].errback(NotPosted(Reason.CONNECTION_REFUSED))
+        bench.relays.fail_one("late", Reason.CONNECTION_REFUSED)
     del bench.relays.slow["late"]
     bench.pass_time(15)  # no failure counts any more, and the first envelopes are being looked up
     bench.registry.get = Registry.get.__get__(bench.registry)  # type: ignore[method-assign]
@@ -450,9 +453,8 @@ def test_what_rests_and_is_given_up_is_not_woken(bench: Bench) -> None:
     bench.relays.slow["late"] = []
     for number in range(20):
         bench.submit(str(number), "late", lifetime_s=2)
-    late = bench.relays.slow["late"]
     for _ in range(3):
-        late.pop(0)[0].errback(NotPosted(Reason.TIMEOUT))
+        bench.relays.fail_one("late")
     bench.pass_time(2.9)
     assert len(bench.failed) == 20
     bench.relays.answer_one("late")
@@ -852,13 +854,13 @@ def test_what_waits_for_a_relay_that_dies_goes_another_way_in_many_turns_of_the_
     bench.clock.advance(0.5)
     dead = bench.relays.slow["dead"]
     for _ in range(3):
-        dead.pop(0)[0].errback(NotPosted(Reason.TIMEOUT))
+        bench.relays.fail_one("dead")
     assert 200 < bench.relays.asked.count("good") < 300
     assert len(dead) == 3  # and no more is posted to the dead one
     for _ in range(10):
         bench.clock.advance(0)
     while dead:
-        dead.pop(0)[0].errback(NotPosted(Reason.TIMEOUT))
+        bench.relays.fail_one("dead")
     assert bench.federation.accepted == bench.relays.asked.count("good") == 2_000
     bench.clock.advance(2)
     assert bench.clock.getDelayedCalls() == []
@@ -871,7 +873,7 @@ def test_a_relay_that_is_not_asked_for_sessions_any_more_is_passed_over_in_many_
     posts = bench.relays.slow["a"] = []
     parked = [elsewhere(bench, "me.example", "a")[1] for _ in range(4_000)]
     bench.relays.known.clear()
-    posts.pop(0)[0].errback(NotPosted(Reason.CONNECTION_REFUSED))
+    bench.relays.fail_one("a", Reason.CONNECTION_REFUSED)
     assert 256 <= sum(map(len, parked)) <= 512 + 1
     for _ in range(20):
         bench.clock.advance(0)
@@ -881,13 +883,13 @@ def test_a_relay_that_is_not_asked_for_sessions_any_more_is_passed_over_in_many_
 
 def test_a_relay_that_was_not_asked_has_not_answered(bench: Bench) -> None:
     bench.relays.known = {"a"}
-    posts = bench.relays.slow["a"] = []
+    bench.relays.slow["a"] = []
     for _ in range(2_000):
         elsewhere(bench, "me.example", "a")
-    posts.pop(0)[0].errback(NotPosted(Reason.CONNECTION_REFUSED))
+    bench.relays.fail_one("a", Reason.CONNECTION_REFUSED)
     bench.relays.known.clear()
     for _ in range(2):
-        posts.pop(0)[0].errback(NotPosted(Reason.CONNECTION_REFUSED))
+        bench.relays.fail_one("a", Reason.CONNECTION_REFUSED)
     asked = len(bench.relays.posts)
     bench.submit("x", "a", twin=8)
     assert len(bench.relays.posts) == asked  # it is left alone after three failures in a row
@@ -899,7 +901,7 @@ def test_a_relay_that_answers_again_gets_what_still_waits_for_it(bench: Bench) -
         bench.submit(str(number), "late", lifetime_s=600)
     late = bench.relays.slow["late"]
     for _ in range(3):
-        late.pop(0)[0].errback(NotPosted(Reason.TIMEOUT))
+        bench.relays.fail_one("late")
     bench.relays.answer_one("late")
     bench.clock.advance(0)
     assert len(late) == bench.federation.limits.posts_per_relay
