@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 from typing import Protocol as TypingProtocol
 
-from twisted.internet.interfaces import ILoggingContext, IReactorTime
+from twisted.internet.interfaces import ILoggingContext, IReactorTime, ITLSTransport
 from twisted.python.failure import Failure
+from zope.interface import implementer
 
 from dmsg.address import DmsgAddress
 from dmsg.glue.stream_transport import StreamTransport
 from dmsg.glue.streams import S
+from dmsg.glue.tls import start_tls
 
 
 class Carrier(TypingProtocol):
@@ -36,6 +38,9 @@ class RelayTransport(StreamTransport[S]):
 
     __slots__ = ("_carrier", "_has_left", "_host", "_peer", "accept_ms")
 
+    #: Whether the program has put it under TLS.
+    TLS = False
+
     def __init__(self, carrier: Carrier, stream: S, host: DmsgAddress, peer: DmsgAddress) -> None:
         super().__init__(stream, carrier.connection, carrier.flush_soon, carrier.clock)
         #: Time from the request to the peer's answer, at the initiator; 0 at the other side.
@@ -59,6 +64,15 @@ class RelayTransport(StreamTransport[S]):
         if protocol is not None:
             name = protocol.logPrefix() if ILoggingContext.providedBy(protocol) else type(protocol).__name__
         return f"{name},{str(self._peer.public_key)[:8]}"
+
+    def startTLS(self, contextFactory: object, normal: bool = True) -> None:
+        """Put the transport under TLS of the program's own, inside of ours, as ``ITLSTransport`` says.
+
+        The side that has dialled is the client, or with ``normal=False`` the server. Raises ``RuntimeError`` under TLS already,
+        and for a transport without a protocol.
+        """
+        is_client = self.stream.initiator is bool(normal)
+        start_tls(self, self._writer, contextFactory, is_client=is_client, clock=self._clock)
 
     # Programs that were written for TCP call these. Setting them changes nothing: both are always on.
 
@@ -87,3 +101,7 @@ class RelayTransport(StreamTransport[S]):
             self._has_left = True
             self._deadlines.stop()
             self._carrier.transport_closed(self, reason, local=local, code=code)
+
+
+# Programs ask for it before they call startTLS. As a decorator, mypy would insist on the addresses of TCP.
+implementer(ITLSTransport)(RelayTransport)

@@ -55,6 +55,11 @@ class ProducerAdapter:
             cast(IPullProducer, producer).resumeProducing()
             self._pull_again(sink)
 
+    def take(self) -> tuple[IProducer | None, bool, bool]:
+        """Give up the producer: it, whether it is a push producer, and whether it is paused."""
+        producer, self.producer = self.producer, None
+        return producer, self._streaming, self._paused
+
     @property
     def waits(self) -> bool:
         """Whether there is a producer that writes only when it is told to: a paused one, or one that is pulled."""

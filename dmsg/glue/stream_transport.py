@@ -466,7 +466,7 @@ class StreamTransport(ABC, Generic[S]):
             # the rest of the producer's data is cut off, and must not look complete to the peer
             self._abort(Failure(ConnectionDone()), AbortReason.APPLICATION)
         else:
-            self.loseConnection()
+            StreamTransport.loseConnection(self)  # TLS above it would wait for a goodbye
 
     def _drop_unread(self) -> None:
         while self._inbox:  # the application reads no more, but the peer waits for the acknowledgement

@@ -20,6 +20,10 @@ class TransportStream(Progress, Protocol):
     """The part of a stream that its transport looks at; :class:`StreamConnection` moves the bytes."""
 
     @property
+    def initiator(self) -> bool:
+        """Whether this side has asked for it."""
+
+    @property
     def blocked(self) -> bool:
         """Whether the writer was told to pause."""
 

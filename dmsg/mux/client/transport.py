@@ -103,10 +103,10 @@ class DmsgTransport(RelayTransport[Stream], StreamOwner):
     def loseWriteConnection(self) -> None:
         """Half-close: end this side's stream and go on reading. Waits for producers as a full close does.
 
-        Raises ``Unsupported`` without end-to-end security.
+        Raises ``Unsupported`` without end-to-end security, and under TLS of the program's own, which has no half-close.
         """
-        if not self.stream.half_closes:
-            raise Unsupported("only end-to-end transports can be closed by half", by="local")
+        if self.TLS or not self.stream.half_closes:
+            raise Unsupported("only end-to-end transports can be closed by half, and none under startTLS", by="local")
         self._end_write(self._end_stream)
 
     def deadline_exceeded(self, what: str) -> None:
