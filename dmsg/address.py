@@ -6,7 +6,7 @@ import ipaddress
 import re
 from dataclasses import dataclass, field
 from functools import lru_cache
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from dmsg.crypto.errors import InvalidKey
 from dmsg.crypto.keys import PublicKey
@@ -79,34 +79,71 @@ class PinnedServer:
         return f"{self.public_key}@{self.address}"
 
 
+#: The longest path of a UNIX socket, in bytes, without the zero at its end.
+_SOCKET_PATH_LIMIT_BYTES = 107
+_REDIS_FORMS = "a Redis URL is redis://host:port/db, rediss://host:port/db (TLS) or redis+unix:///path?db=0"
+
+
 @dataclass(frozen=True, slots=True)
 class RedisAddress:
-    """A database of a Redis: ``redis://[user:password@]host[:port][/number]``. Its text has no credentials."""
+    """A database of a Redis: ``redis://[user:password@]host[:port][/number]``, with ``rediss`` over TLS, or
+    ``redis+unix://[user:password@]/path[?db=number]``. Its text has no credentials.
 
-    server: HostPort
+    ``server`` is its address, or the path of its UNIX socket.
+    """
+
+    server: HostPort | str
     database: int = 0
     username: str | None = field(default=None, repr=False)
     password: str | None = field(default=None, repr=False)
+    secure: bool = False
+
+    @staticmethod
+    def is_url(text: str) -> bool:
+        """Whether ``text`` has the scheme of a Redis URL."""
+        return text.partition(":")[0].lower() in ("redis", "rediss", "redis+unix")
 
     @classmethod
     def parse(cls, url: str) -> RedisAddress:
         """Read the URL or raise ``InvalidAddress``, whose text has nothing of the URL: it may hold a password."""
         try:
+            # the library drops characters that are not allowed in a URL
+            if not url.isprintable() or not cls.is_url(url):
+                raise ValueError
             parts = urlsplit(url)
-            host, port, number = parts.hostname or "", parts.port, parts.path.removeprefix("/")
-            server = HostPort.parse(f"[{host}]:{port or 6379}" if ":" in host else f"{host}:{port or 6379}")
+            server, number = _redis_server(parts)
         except ValueError:
-            raise InvalidAddress("a Redis URL is redis://host:port/db") from None
-        # the library drops characters that are not allowed in a URL
-        plain = url.isprintable() and parts.scheme == "redis" and not parts.query and not parts.fragment and port != 0
-        is_number = number.isascii() and (number or "0").isdecimal()
-        if not plain or not is_number or len(number) > 5 or int(number or 0) >= 1 << 16:
-            raise InvalidAddress("a Redis URL is redis://host:port/db")
+            raise InvalidAddress(_REDIS_FORMS) from None
         username, password = (None if not word else unquote(word) for word in (parts.username, parts.password))
-        return cls(server, int(number or 0), username, password)
+        return cls(server, number, username, password, parts.scheme == "rediss")
 
     def __str__(self) -> str:
-        return f"redis://{self.server}/{self.database}"
+        if isinstance(self.server, str):
+            return f"redis+unix://{quote(self.server)}?db={self.database}"
+        return f"redis{'s' if self.secure else ''}://{self.server}/{self.database}"
+
+
+def _redis_server(parts: SplitResult) -> tuple[HostPort | str, int]:
+    """Where the Redis of a URL listens, and the number of the database; raises ``ValueError``."""
+    if parts.fragment or parts.port == 0:
+        raise ValueError
+    if parts.scheme == "redis+unix":
+        path, database = unquote(parts.path), parts.query.removeprefix("db=") or "0"
+        is_path = path.startswith("/") and path.isprintable() and len(path.encode()) <= _SOCKET_PATH_LIMIT_BYTES
+        if parts.hostname or not is_path:
+            raise ValueError
+        return path, _redis_database(database)
+    if parts.query:
+        raise ValueError
+    host, port = parts.hostname or "", parts.port or 6379
+    server = HostPort.parse(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+    return server, _redis_database(parts.path.removeprefix("/") or "0")
+
+
+def _redis_database(number: str) -> int:
+    if not number.isascii() or not number.isdecimal() or len(number) > 5 or int(number) >= 1 << 16:
+        raise ValueError
+    return int(number)
 
 
 #: The parts of IPv6 that lead to other hosts: global unicast addresses, and IPv4 addresses for a translator, which may be in a

@@ -454,12 +454,12 @@ def key_file(tmp_path: Path) -> Any:
 REDIS_READY_S = 20.0
 
 
-def _start_redis(program: str, directory: Path) -> tuple[subprocess.Popen[bytes], int]:
+def _start_redis(program: str, directory: Path, port_option: str, *more: str) -> tuple[subprocess.Popen[bytes], int]:
     """Start one server and wait for the line that says it is ready; fails with its output when it is not."""
     output = b""
     for _ in range(5):
         port = free_port()
-        options = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+        options = [port_option, str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", *more]
         process = subprocess.Popen(
             [program, *options, "--dir", str(directory), "--daemonize", "no"],
             stdin=subprocess.DEVNULL,
@@ -485,14 +485,27 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 @pytest.fixture(scope="session")
-def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The loopback port of a real redis-server with an empty directory of its own; ends with the test run."""
+def start_redis() -> Any:
+    """``start_redis(directory, port_option="--port", *options) -> port``: a real redis-server until the test run ends."""
     program = shutil.which("redis-server")
     if program is None:
         pytest.fail("these tests need the program redis-server: install Redis", pytrace=False)
-    process, port = _start_redis(program, tmp_path_factory.mktemp("redis"))
-    yield port
-    _stop(process)
+    processes = []
+
+    def start(directory: Path, port_option: str = "--port", *options: str) -> int:
+        process, port = _start_redis(program, directory, port_option, *options)
+        processes.append(process)
+        return port
+
+    yield start
+    for process in processes:
+        _stop(process)
+
+
+@pytest.fixture(scope="session")
+def redis_server(start_redis: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The loopback port of a real redis-server with an empty directory of its own; ends with the test run."""
+    return start_redis(tmp_path_factory.mktemp("redis"))
 
 
 @pytest.fixture

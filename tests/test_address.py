@@ -193,6 +193,10 @@ def test_an_address_on_the_public_internet_is_global(host: str) -> None:
         ("redis://[::1]:6380/3", "redis://[::1]:6380/3", (None, None)),
         ("redis://:secret@10.0.0.1/15", "redis://10.0.0.1:6379/15", (None, "secret")),
         ("redis://me:a%40b@host:7/65535", "redis://host:7/65535", ("me", "a@b")),
+        ("rediss://:secret@redis.example/1", "rediss://redis.example:6379/1", (None, "secret")),
+        ("redis+unix:///run/redis.sock", "redis+unix:///run/redis.sock?db=0", (None, None)),
+        ("redis+unix://me:secret@/a%20%3F/b?db=3", "redis+unix:///a%20%3F/b?db=3", ("me", "secret")),
+        ("REDISS://host", "rediss://host:6379/0", (None, None)),
     ],
 )
 def test_a_redis_url_is_read_and_shown_without_credentials(url: str, text: str, credentials: Any) -> None:
@@ -200,6 +204,8 @@ def test_a_redis_url_is_read_and_shown_without_credentials(url: str, text: str, 
     assert str(address) == text
     assert (address.username, address.password) == credentials
     assert "secret" not in repr(address) and "a@b" not in repr(address)
+    again = RedisAddress.parse(text)
+    assert (again.server, again.database, again.secure) == (address.server, address.database, address.secure)
 
 
 @pytest.mark.parametrize(
@@ -208,12 +214,17 @@ def test_a_redis_url_is_read_and_shown_without_credentials(url: str, text: str, 
         "", "redis:", "redis://", "http://host", "redis://host:0", "redis://host:65536", "redis://host:x", "redis://host/a",
         "redis://host/-1", "redis://host/65536", "redis://host/1/2", "redis://host/1?a=b", "redis://host#f", "redis://h ost",
         "redis://:pass word@h\nost", "redis://[::1", "redis://host/99999999999999999999", "redis://host/٣",
+        "rediss:", "rediss://host?ssl_cert_reqs=none", "redis+unix:", "redis+unix://host/path", "redis+unix:run/redis.sock",
+        "redis+unix:///a?db=65536", "redis+unix:///a?db=1&db=2", "redis+unix:///a?password=b", "redis+unix:///a%0A",
+        "redis+unix:///" + 107 * "a", "redis+unix:///a#f", "unix:///a",
     ],
 )  # fmt: skip
 def test_what_is_no_redis_url_is_refused_without_repeating_it(url: str) -> None:
     with pytest.raises(InvalidAddress) as caught:
         RedisAddress.parse(url)
-    assert str(caught.value) == "a Redis URL is redis://host:port/db"
+    assert str(caught.value) == (
+        "a Redis URL is redis://host:port/db, rediss://host:port/db (TLS) or redis+unix:///path?db=0"
+    )
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))

@@ -10,12 +10,13 @@ from functools import cache
 from typing import Any, Final
 
 from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
+from twisted.internet.endpoints import UNIXClientEndpoint, wrapClientTLS
 from twisted.internet.interfaces import IDelayedCall
 from twisted.python.failure import Failure
 
 from dmsg.address import RedisAddress
 from dmsg.errors import DmsgError
-from dmsg.glue.connecting import client_endpoint, connect_reason, quiet_factory
+from dmsg.glue.connecting import client_endpoint, connect_reason, quiet_factory, tls_options, tls_problem
 from dmsg.glue.errors import RedisAway, RedisRefused
 from dmsg.glue.shell import Shell
 from dmsg.glue.waiters import Waiters
@@ -73,7 +74,7 @@ class RedisConnection:
     """One connection to the database at ``address``, from the first command to :meth:`close`.
 
     Commands are sent at once, without waiting for the replies to earlier ones. Each connection first loads ``scripts``; it does
-    not matter whether Redis allows that.
+    not matter whether Redis allows that. ``trust`` is an ``IOpenSSLTrustRoot`` in place of the platform's, for ``rediss``.
     """
 
     def __init__(
@@ -82,12 +83,14 @@ class RedisConnection:
         reactor: Any,
         *,
         scripts: Sequence[str] = (),
+        trust: Any = None,
     ) -> None:
         self.address = address
         #: Why there is no connection; "" while there is one.
         self.problem = "not connected"
         self._reactor = reactor
         self._scripts = scripts
+        self._trust = trust
         self._shell: Shell | None = None
         self._core: RespClient | None = None
         self._replies: deque[Deferred[Any]] = deque()
@@ -152,9 +155,20 @@ class RedisConnection:
     def _connect(self) -> None:
         self._pause = None
         core = RespClient()
-        endpoint = client_endpoint(self._reactor, self.address.server, REPLY_TIMEOUT_S)
+        try:
+            endpoint = self._endpoint()
+        except UnicodeError:  # "xn--" with an invalid encoding behind it
+            self._retry("host not found")
+            return
         self._attempt = endpoint.connect(quiet_factory(lambda: Shell(core, self, self._reactor)))
         self._attempt.addCallbacks(self._opened, self._failed, callbackArgs=(core,))
+
+    def _endpoint(self) -> Any:
+        address, server = self.address, self.address.server
+        if isinstance(server, str):
+            return UNIXClientEndpoint(self._reactor, server, REPLY_TIMEOUT_S)
+        endpoint: Any = client_endpoint(self._reactor, server, REPLY_TIMEOUT_S)
+        return wrapClientTLS(tls_options(server.host, self._trust), endpoint) if address.secure else endpoint
 
     def _opened(self, shell: Any, core: RespClient) -> None:
         self._attempt = None
@@ -247,7 +261,8 @@ class RedisConnection:
     def connection_lost(self, shell: Shell, error: DmsgError | None, reason: Failure) -> None:
         """Fail the commands that have no reply, and connect again."""
         self._shell = self._core = None
-        why = getattr(error, "reason", None) or "connection lost"
+        problem = tls_problem(reason.value)
+        why = getattr(error, "reason", None) or (f"TLS: {problem}" if problem else "connection lost")
         self._retry(why)
         waiting, self._replies = self._replies, deque()
         for one in waiting:

@@ -175,7 +175,7 @@ class DiscoverySettings(CommonSettings):
 
     listen: str = setting(_LISTEN_HELP, default="tcp:9090")
     store: str = setting(
-        "where entries are kept: sqlite:PATH, redis://host:port/db, or memory: (lost at the end)",
+        "where entries are kept: sqlite:PATH, redis://host:port/db (also rediss:, redis+unix:), or memory: (lost at the end)",
         default="memory:",
         secret=True,
         may_be_path=True,
@@ -287,7 +287,8 @@ class RmbRelaySettings(TwinSettings):
     listen: str = setting(f"{_LISTEN_HELP}; or IP:PORT", default="tcp:8080", kind=ENDPOINT)
     domain: tuple[str, ...] = setting("names by which twins name this relay in the registry", default=(), check=_names)
     store: str = setting(
-        "where envelopes wait for sessions: memory: (lost at the end), sqlite:PATH, or redis://host:port/db",
+        "where envelopes wait for sessions: memory: (lost at the end), sqlite:PATH, or redis://host:port/db (also rediss:, "
+        "redis+unix:)",
         default="memory:",
         secret=True,
         may_be_path=True,
@@ -363,7 +364,9 @@ class RmbPeerSettings(TwinSettings):
         "what a secret that is not in a key file signs with", default="sr25519", kind=Kind("sr25519|ed25519", _key_type)
     )
     redis: str = setting(
-        "the Redis of the programs, redis://host:port/db", default="redis://localhost:6379", secret=True
+        "the Redis of the programs, redis://host:port/db (also rediss:, redis+unix:)",
+        default="redis://localhost:6379",
+        secret=True,
     )
     relay: tuple[str, ...] = setting("WebSocket URL of a relay; up to four, all of which are used", default=())
     genesis: str | None = setting(

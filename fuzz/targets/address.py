@@ -22,7 +22,19 @@ from dmsg.mux.core.errors import refusal_reason
 from dmsg.ops.values import KEYS as PUBLIC_KEYS
 from fuzz.oracles import KEYS, as_text, outcome
 
-DICTIONARY = (b"[::ffff:", b"]:80", b"%eth0", b"@", b"0.0.0.0", b"redis://", b"02" * 33, b"02" + b"00" * 31 + b"01")
+DICTIONARY = (
+    b"[::ffff:",
+    b"]:80",
+    b"%eth0",
+    b"@",
+    b"0.0.0.0",
+    b"redis://",
+    b"rediss://",
+    b"redis+unix://",
+    b"?db=",
+    b"02" * 33,
+    b"02" + b"00" * 31 + b"01",
+)
 
 
 def one_input(data: bytes) -> None:
@@ -37,7 +49,7 @@ def one_input(data: bytes) -> None:
     kind, redis = outcome(lambda: RedisAddress.parse(text), InvalidAddress)
     if kind == "value":
         printed = str(redis)
-        assert RedisAddress.parse(printed) == RedisAddress(redis.server, redis.database)
+        assert RedisAddress.parse(printed) == RedisAddress(redis.server, redis.database, secure=redis.secure)
         assert printed.isascii() and printed.isprintable() and "@" not in printed
     for group in (address_group, network_group):
         assert len(group(text)) <= max(64, 4 * len(text))

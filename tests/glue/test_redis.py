@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from ipaddress import ip_address
 from typing import Any
 
 import pytest
 import pytest_twisted
+from cryptography import x509
+from twisted.internet import ssl
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.protocol import Factory, Protocol
 
@@ -15,6 +18,8 @@ from dmsg.glue.errors import RedisAway, RedisRefused
 from dmsg.glue.redis import DEMOTED_S, REPLY_TIMEOUT_S, RedisConnection
 from dmsg.testing.memory import MemoryNetwork
 
+#: Twisted hands pyOpenSSL what the newest pyOpenSSL would rather not take.
+twisted_and_pyopenssl = pytest.mark.filterwarnings("ignore:.*(pyOpenSSL|OpenSSL|cryptography).*:DeprecationWarning")
 ADDRESS = RedisAddress(HostPort("192.0.2.1", 6379))
 
 
@@ -271,6 +276,68 @@ def test_it_can_be_closed_at_any_moment() -> None:
         assert isinstance(found[0], RedisAway)
         late = world.outcome(world.redis.call("GET", "a"))
         assert isinstance(late[0], RedisAway)
+
+
+@pytest.fixture(scope="module")
+def private_redis(self_signed: Any, start_redis: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """``(port, socket path, certificate)`` of a Redis that speaks TLS, for ``127.0.0.1``, and has a UNIX socket."""
+    directory = tmp_path_factory.mktemp("private")
+    both = self_signed(x509.IPAddress(ip_address("127.0.0.1")))
+    (directory / "pem").write_bytes(both)
+    files = [word for kind in ("cert", "key", "ca-cert") for word in (f"--tls-{kind}-file", "pem")]
+    options = [
+        "--port",
+        "0",
+        "--tls-auth-clients",
+        "no",
+        *files,
+        "--unixsocket",
+        "socket",
+        "--requirepass",
+        "open sesame",
+    ]
+    return start_redis(directory, "--tls-port", *options), directory / "socket", ssl.Certificate.loadPEM(both)
+
+
+@twisted_and_pyopenssl
+@pytest_twisted.ensureDeferred
+async def test_a_redis_is_reached_over_tls(reactor: Any, private_redis: Any) -> None:
+    port, _, certificate = private_redis
+    address = RedisAddress.parse(f"rediss://:open%20sesame@127.0.0.1:{port}/2")
+    redis = RedisConnection(address, reactor, trust=ssl.trustRootFromCertificates([certificate]))
+    assert await redis.call("SET", "a", b"x" * 100_000) == b"OK"
+    assert await redis.call("GET", "a") == b"x" * 100_000
+    await redis.close()
+
+
+@twisted_and_pyopenssl
+@pytest.mark.parametrize(
+    ("host", "problem"),
+    [("127.0.0.1", "TLS: .*certificate verify failed"), ("localhost", "TLS: the certificate is not of this host")],
+)
+@pytest_twisted.ensureDeferred
+async def test_a_redis_of_another_certificate_is_not_used(
+    reactor: Any, private_redis: Any, host: str, problem: str
+) -> None:
+    port, _, certificate = private_redis
+    trust = None if host == "127.0.0.1" else ssl.trustRootFromCertificates([certificate])
+    redis = RedisConnection(RedisAddress.parse(f"rediss://:open%20sesame@{host}:{port}"), reactor, trust=trust)
+    with pytest.raises(RedisAway, match=problem):
+        await redis.call("PING", wait_s=1)
+    await redis.close()
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_redis_is_reached_over_its_socket(reactor: Any, private_redis: Any) -> None:
+    _, path, _ = private_redis
+    redis = RedisConnection(RedisAddress.parse(f"redis+unix://:open%20sesame@{path}?db=2"), reactor)
+    assert await redis.call("SET", "a", b"x" * 100_000) == b"OK"
+    assert await redis.call("GET", "a") == b"x" * 100_000
+    await redis.close()
+    away = RedisConnection(RedisAddress.parse(f"redis+unix://{path}-not"), reactor)
+    with pytest.raises(RedisAway, match="unreachable"):
+        await away.call("PING", wait_s=0.2)
+    await away.close()
 
 
 @pytest_twisted.ensureDeferred

@@ -136,8 +136,14 @@ def test_workers_and_users_make_the_most_sessions() -> None:
             (*REGISTRY, "--redis", "redis://h", "--store", "sqlite:x"),
             "redis: is another name of store, which is also given",
         ),
-        ((*REGISTRY, "-r", "localhost:6379"), "redis: a Redis URL is redis://host:port/db"),
-        ((*REGISTRY, "--redis", "sqlite:x"), "redis: a Redis URL is redis://host:port/db"),
+        (
+            (*REGISTRY, "-r", "localhost:6379"),
+            "redis: a Redis URL is redis://host:port/db, rediss://host:port/db (TLS) or redis+unix:///path?db=0",
+        ),
+        (
+            (*REGISTRY, "--redis", "sqlite:x"),
+            "redis: a Redis URL is redis://host:port/db, rediss://host:port/db (TLS) or redis+unix:///path?db=0",
+        ),
         ((*REGISTRY, "--workers", "0", "--user-per-worker", "1"), "workers: must be more than 0"),
         ((*REGISTRY, "--user-per-worker", "0"), "user_per_worker: must be more than 0"),
         ((*REGISTRY, "--max-message", "0"), "max_message: must be more than 0"),

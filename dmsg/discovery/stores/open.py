@@ -15,7 +15,8 @@ from dmsg.sansio.jitter import RandomNumbers
 def open_store(
     url: str, reactor: Any, *, limits: StoreLimits | None = None, random: RandomNumbers | None = None
 ) -> IEntryStore:
-    """The store ``url`` names: ``memory:``, ``sqlite:PATH`` or ``redis://[user:password@]host[:port][/db]``.
+    """The store ``url`` names: ``memory:``, ``sqlite:PATH`` or a URL of a Redis, as
+    :class:`~dmsg.address.RedisAddress` reads it.
 
     A missing SQLite file is created. Raises :class:`~dmsg.errors.ConfigError` for any other URL, and for a file that cannot
     be used. Redis need not be reachable yet.
@@ -27,7 +28,7 @@ def open_store(
         from dmsg.discovery.stores.sqlite import SqliteStore
 
         return SqliteStore(rest, reactor, limits=limits, random=random)
-    if scheme == "redis":
+    if RedisAddress.is_url(url):
         try:
             address = RedisAddress.parse(url)
         except InvalidAddress as error:

@@ -12,7 +12,8 @@ from dmsg.rmb.relay.stores.sqlite import SqliteQueues
 
 
 def open_queues(url: str, reactor: Any, *, limits: QueueLimits | None = None) -> QueueStore:
-    """The store that ``url`` names: ``memory:``, ``sqlite:PATH`` or ``redis://[user:password@]host[:port][/db]``.
+    """The store that ``url`` names: ``memory:``, ``sqlite:PATH`` or a URL of a Redis, as
+    :class:`~dmsg.address.RedisAddress` reads it.
 
     A missing SQLite file is created; Redis need not be reachable yet. Raises :class:`~dmsg.errors.ConfigError` for any
     other URL, and for a file that cannot be used.
@@ -22,7 +23,7 @@ def open_queues(url: str, reactor: Any, *, limits: QueueLimits | None = None) ->
         return SqliteQueues(":memory:", reactor, limits=limits)
     if scheme == "sqlite" and rest:
         return SqliteQueues(rest, reactor, limits=limits)
-    if scheme == "redis":
+    if RedisAddress.is_url(url):
         try:
             address = RedisAddress.parse(url)
         except InvalidAddress as error:
