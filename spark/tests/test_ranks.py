@@ -107,6 +107,16 @@ def test_flagged_clients_are_left_out_and_counted(fleet: Fleet) -> None:
     assert scores.relays == fleet.scores().relays
 
 
+def test_a_client_that_takes_no_requests_costs_its_relay_nothing(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path
+) -> None:
+    """One that reads too slowly lets a relay refuse the requests of all others to it, in their names."""
+    busy = [refusal(GOOD, client, "request", "busy", 200, NOW - at) for client in CLIENTS for at in range(0, 3000, 500)]
+    voices, _ = gather_voices(lines_frame(spark, honest() + busy, tmp_path / "lines.jsonl"), now=NOW)
+    with_, without = (score_relays(said, relays=fleet.told).relays[GOOD] for said in (voices, fleet.honest))
+    assert with_ == without
+
+
 def test_a_relay_is_not_made_up_by_one_client(fleet: Fleet) -> None:
     assert {one.relay for one in fleet.others} <= set(RELAYS)
 
@@ -173,7 +183,7 @@ def test_any_lines_of_a_client_move_scores_by_its_voice_at_most(spark: SparkSess
     heard = []
 
     @settings(max_examples=2, deadline=None, database=None, derandomize=True, phases=[Phase.generate])
-    @given(st.lists(odd_lines(), min_size=100, max_size=150))
+    @given(st.lists(odd_lines(), min_size=140, max_size=190))
     def check(lines: list[Event]) -> None:
         voices, _ = gather_voices(events(spark, started() + lines), now=NOW)
         heard.extend(voices)
@@ -259,6 +269,8 @@ def test_lines_that_count_for_no_relay_or_for_another(spark: SparkSession) -> No
         # limits of one client are no lack of room
         refusal(TWIN, ALICE, "request", "rate_limited", 50),
         refusal(TWIN, "198.51.100.7", "connection", "half_open_per_address", 50),
+        # nor is one of the client that was dialled
+        refusal(TWIN, ALICE, "request", "busy", 50),
         # a client's own refusals are of peers
         ("refused", {**refusal(TWIN, BOB, "request", "busy")[1], "role": "client", "node": node_of(ALICE)}),
         # other times

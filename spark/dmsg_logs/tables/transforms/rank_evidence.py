@@ -68,8 +68,10 @@ LOST: Final = "server connection lost"
 UNANSWERED: Final = ("timeout", "handshake_timeout", "busy")
 #: The relay says that it has no room or is stopping.
 NO_ROOM: Final = ("too many connections", "server_draining", "server under load")
-#: The same in the relay's own ``refused`` lines; limits for one client or one address are not among them.
-NO_ROOM_OWN: Final = ("too many connections", "half_open", "handshakes", "busy")
+#: The same in the relay's own lines about refused connections; limits for one address are not among them. A refused request
+#: says nothing of the relay: it is over a limit of the client that asks or of the one that is asked. If "busy" counted, a
+#: client that takes no requests could let all who dial it speak against the relay.
+NO_ROOM_OWN: Final = ("too many connections", "half_open", "handshakes")
 #: Sessions a client ends itself.
 OWN_ENDS: Final = ("closed", "given up")
 
@@ -262,7 +264,7 @@ def _facts() -> Column:
         _steps(),
         lambda step: _fact(step["server"], _blame(step["stage"], step["reason"]), dial=True),
     )
-    no_room = (event == "refused") & F.col("what").isin("connection", "request") & F.col("reason").isin(*NO_ROOM_OWN)
+    no_room = (event == "refused") & (F.col("what") == "connection") & F.col("reason").isin(*NO_ROOM_OWN)
     times = F.least(F.greatest(F.col("count"), F.lit(0)), F.lit(1_000_000)).cast("double")
     return (
         F.when((event == "dial_finished") & (role == "client"), F.concat(F.coalesce(through, F.array()), steps))
