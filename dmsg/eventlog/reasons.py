@@ -55,6 +55,7 @@ class Reason(str, Enum):
     HANDSHAKES = "handshakes"
     HANDSHAKES_PER_ADDRESS = "handshakes_per_address"
     HANDSHAKES_PER_NETWORK = "handshakes_per_network"
+    REQUESTS_PER_TARGET = "requests_per_target"
     EVICTED = "evicted"
     REPLACED = "replaced"
 

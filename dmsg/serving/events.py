@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 from dmsg.serving.member import Leg, Member
 
@@ -24,6 +25,17 @@ class Ending(IntEnum):
     HANDSHAKE_TIMEOUT = 11
     PEER_GONE = 13
     SERVER_DRAINING = 14
+
+
+class Refusal(NamedTuple):
+    """Why a request is not passed on: the code that its client is told, and the reason for the event log."""
+
+    code: int
+    reason: str
+
+
+#: By code: the refusals whose reason is the name of the code.
+REFUSALS: Final[Mapping[int, Refusal]] = {code: Refusal(code, code.name.lower()) for code in Ending}
 
 
 class SwitchEvent:

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from itertools import islice
 from typing import Any, Final
 
+from dmsg.eventlog.reasons import Reason
 from dmsg.sansio.rate import FairBucket, RecentSet, TokenBucket
 from dmsg.serving.limits import ServingLimits
 from dmsg.serving.member import Member, Rates
@@ -37,16 +38,22 @@ class RequestRates:
         self._sources: OrderedDict[Member[Any], None] = OrderedDict()
         self._looked_at = 0.0
 
-    def take(self, source: Member[Any], target: Member[Any], now: float) -> bool:
-        """Whether a request of ``source`` may be passed on to ``target``."""
+    def take(self, source: Member[Any], target: Member[Any], now: float) -> str:
+        """Why a request of ``source`` may not be passed on to ``target``, "" if it may.
+
+        The reasons tell apart what ``source`` itself sends too much of and what all others have used up: the log must not
+        blame it for them.
+        """
         if not 0 <= now - self._looked_at < _LOOK_S:
             self._forget_full(now)
         rates = target.rates
         if rates is None:
             rates = self._add(target, now)
         if self.known(source, target):
-            return rates[1].take(source.group, now)
-        return self._take_of_pair(source, target, now) and rates[0].take(source.group, now)
+            return "" if rates[1].take(source.group, now) else Reason.REQUESTS_PER_TARGET
+        if not self._take_of_pair(source, target, now):
+            return Reason.RATE_LIMITED
+        return "" if rates[0].take(source.group, now) else Reason.REQUESTS_PER_TARGET
 
     def known(self, source: Member[Any], target: Member[Any]) -> bool:
         """Whether ``target`` knows ``source``: it has an open transport of ``source``, or accepted its key lately."""

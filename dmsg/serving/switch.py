@@ -14,7 +14,15 @@ from typing import Final, Generic
 
 from dmsg.crypto.keys import PublicKey
 from dmsg.errors import RemoteProtocolError
-from dmsg.serving.events import Ending, MemberDropped, SwitchEvent, TransportEnded, TransportStarted
+from dmsg.serving.events import (
+    REFUSALS,
+    Ending,
+    MemberDropped,
+    Refusal,
+    SwitchEvent,
+    TransportEnded,
+    TransportStarted,
+)
 from dmsg.serving.limits import ServingLimits
 from dmsg.serving.loads import stale
 from dmsg.serving.member import L, LegState, M
@@ -132,23 +140,23 @@ class Switch(ABC, Generic[M, L]):
 
     # --- requests --------------------------------------------------------------------------------------------------
 
-    def _refusal_from(self, member: M) -> Ending | None:
+    def _refusal_from(self, member: M) -> Refusal | None:
         """Why a request of ``member`` is not passed on, or ``None``. Takes a token of its rate."""
         if self.draining:
-            return Ending.SERVER_DRAINING
+            return REFUSALS[Ending.SERVER_DRAINING]
         if not member.requests.take(self.now) or member.pending_requests >= self.limits.pending_requests:
-            return Ending.RATE_LIMITED
+            return REFUSALS[Ending.RATE_LIMITED]
         return None
 
-    def _refusal_towards(self, member: M, target: M) -> Ending | None:
+    def _refusal_towards(self, member: M, target: M) -> Refusal | None:
         """Why a request of ``member`` is not passed on to ``target``, or ``None``. Takes a token of the target's rate."""
-        if not self._rates.take(member, target, self.now):
-            return Ending.RATE_LIMITED
+        if why := self._rates.take(member, target, self.now):
+            return Refusal(Ending.RATE_LIMITED, why)
         waiting, most = target.control_backlog_bytes, self.limits.control_backlog_bytes
         # Requests of strangers may take half of it, so that those of clients that the target knows get through.
         if waiting > most // 2 and (waiting > most or not self._rates.known(member, target)):
-            return Ending.BUSY
-        return None if self._places.may_ask(member, target, self.now) else Ending.BUSY
+            return REFUSALS[Ending.BUSY]
+        return None if self._places.may_ask(member, target, self.now) else REFUSALS[Ending.BUSY]
 
     def _ask(self, asking: L, asked: L, events: list[SwitchEvent]) -> None:
         """Make a transport of two legs, which opens once it is accepted. Another request may have to end for it."""

@@ -75,6 +75,7 @@ REASONS: Final = (
     "handshakes",
     "handshakes_per_address",
     "handshakes_per_network",
+    "requests_per_target",
     "evicted",
     "replaced",
     "too short",

@@ -65,6 +65,9 @@ def lines() -> list[Event]:
         ]
         found += [opened(relay, BUSY, NOW - at) for at in range(200)]
         found += [told(relay, VICTIM, "request", "server_draining", 900)]
+        # others fill its address and the target it dials
+        found += [told(relay, VICTIM, "connection", "connections_per_address", 900)]
+        found += [told(relay, VICTIM, "request", "requests_per_target", 900)]
         found += [stumble(relay, "10.0.0.1"), stumble(relay, "10.0.0.2"), stumble(relay, "10.0.0.3")]
     found += [dial(BUSY, QUIET, FIRST, [], NOW - at) for at in range(50)]
     # calls one friend who is away; cannot reach a relay; dials every key it can think of
@@ -120,7 +123,7 @@ def test_a_busy_honest_client_is_not_flagged(scores: dict[str, dict[str, Any]]) 
     assert busy["score"] == pytest.approx(60 / (60 + 400 + OFFENCE_ROOM))
     assert not scores[node_of(LONELY)]["flagged"]
     assert not scores[VICTIM]["flagged"]
-    assert (scores[VICTIM]["dial_failures"], scores[VICTIM]["refusals"]) == (60, 1800)
+    assert (scores[VICTIM]["dial_failures"], scores[VICTIM]["refusals"]) == (60, 5400)
 
 
 def test_what_a_client_says_of_others_counts_for_nothing(scores: dict[str, dict[str, Any]]) -> None:

@@ -26,7 +26,7 @@ from dmsg.messaging.core.wire import (
 from dmsg.messaging.relay.limits import RelayLimits
 from dmsg.messaging.relay.member import UNKNOWN_ID, Leg, Member
 from dmsg.serving import switch as any_protocol
-from dmsg.serving.events import Ending, RequestRefused, SwitchEvent
+from dmsg.serving.events import REFUSALS, Ending, Refusal, RequestRefused, SwitchEvent
 from dmsg.serving.member import LegState
 from dmsg.serving.waits import Waits
 
@@ -143,11 +143,12 @@ class Switch(any_protocol.Switch[Member, Leg]):
         if older is not None:  # the answer closes that channel at the client, so it ends here as well
             self._end(older, Ending.BAD_ID, events, by="server", tell=older.other)
         target = self.members.get(payload[:KEY_BYTES])
-        reason = Ending.BAD_ID if older is not None else self._refusal_of(member, payload, target)
-        theirs = target.free_id() if target is not None and reason is None else None
+        in_use = REFUSALS[Ending.BAD_ID] if older is not None else None
+        refusal = in_use or self._refusal_of(member, payload, target)
+        theirs = target.free_id() if target is not None and refusal is None else None
         if target is None or theirs is None:
             member.send_control(member.layout.encode(CHANNEL_CLOSED, channel_id))
-            events.append(RequestRefused(member, (Ending.BUSY if reason is None else reason).name.lower()))
+            events.append(RequestRefused(member, (refusal or REFUSALS[Ending.BUSY]).reason))
             return
         target.take_id(theirs)
         asked = Leg(target, theirs, initiator=False)
@@ -157,21 +158,21 @@ class Switch(any_protocol.Switch[Member, Leg]):
         message = member.remote.raw + payload[KEY_BYTES:]
         target.send_control(target.layout.encode(OPEN_CHANNEL, theirs, message))
 
-    def _refusal_of(self, member: Member, payload: bytes, target: Member | None) -> Ending | None:
+    def _refusal_of(self, member: Member, payload: bytes, target: Member | None) -> Refusal | None:
         """Why an OpenChannel is not passed on to ``target``, or ``None``."""
         if len(payload) != OPEN_CHANNEL_BYTES:
             self._count_stray(member)  # a request of four bytes costs as much as a whole one
-            return Ending.MALFORMED
-        reason = self._refusal_from(member)
-        if reason is not None:
-            return reason
+            return REFUSALS[Ending.MALFORMED]
+        refusal = self._refusal_from(member)
+        if refusal is not None:
+            return refusal
         if target is None:
-            return Ending.UNKNOWN_PEER
+            return REFUSALS[Ending.UNKNOWN_PEER]
         if target is member:
-            return Ending.REFUSED
+            return REFUSALS[Ending.REFUSED]
         if not _is_message(payload[KEY_BYTES:]):
             self._count_stray(member)
-            return Ending.MALFORMED
+            return REFUSALS[Ending.MALFORMED]
         return self._refusal_towards(member, target)
 
     def _on_channel_opened(self, member: Member, leg: Leg | None, payload: bytes, events: list[SwitchEvent]) -> None:

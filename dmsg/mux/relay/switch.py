@@ -32,12 +32,11 @@ from dmsg.mux.core.wire import (
     close_reason,
     encode_close,
     encode_frame,
-    reason_name,
 )
 from dmsg.mux.relay.limits import RelayLimits
 from dmsg.mux.relay.member import Leg, Member
 from dmsg.serving import switch as any_protocol
-from dmsg.serving.events import RequestRefused, SwitchEvent
+from dmsg.serving.events import REFUSALS, Refusal, RequestRefused, SwitchEvent
 from dmsg.serving.member import LegState
 
 # Looked up once: an attribute of an Enum class takes a call in Python.
@@ -155,40 +154,41 @@ class Switch(any_protocol.Switch[Member, Leg]):
             self._count_stray(member)
             self._end(leg, CloseReason.BAD_ID, events, by="server", tell=leg.other)
         target = self.members.get(payload[33:REQUEST_BYTES])
-        reason = CloseReason.BAD_ID if leg is not None else self._refusal_of(member, transport_id, payload, target)
-        if reason is not None:
-            self._refuse(member, transport_id, reason, events)
+        in_use = REFUSALS[CloseReason.BAD_ID] if leg is not None else None
+        refusal = in_use or self._refusal_of(member, transport_id, payload, target)
+        if refusal is not None:
+            self._refuse(member, transport_id, refusal, events)
             return
         assert target is not None
         target_id = target.free_id(self._random)
         if target_id is None:
-            self._refuse(member, transport_id, CloseReason.BUSY, events)
+            self._refuse(member, transport_id, REFUSALS[CloseReason.BUSY], events)
             return
         asking = Leg(member, transport_id, initiator=True, request=payload)
         self._ask(asking, Leg(target, target_id, initiator=False, request=payload), events)
         target.send_control(encode_frame(REQUEST, target_id, payload))
 
-    def _refuse(self, member: Member, transport_id: int, reason: int, events: list[SwitchEvent]) -> None:
+    def _refuse(self, member: Member, transport_id: int, refusal: Refusal, events: list[SwitchEvent]) -> None:
         member.remember(transport_id)  # the client may have given up meanwhile: its CLOSE is no offence
-        member.send_control(encode_close(transport_id, reason))
-        events.append(RequestRefused(member, reason_name(reason)))
+        member.send_control(encode_close(transport_id, refusal.code))
+        events.append(RequestRefused(member, refusal.reason))
 
-    def _refusal_of(self, member: Member, transport_id: int, payload: bytes, target: Member | None) -> int | None:
+    def _refusal_of(self, member: Member, transport_id: int, payload: bytes, target: Member | None) -> Refusal | None:
         """Why a REQUEST is not passed on to ``target``, or ``None``."""
         if transport_id % 2:
             self._count_stray(member)
-            return CloseReason.BAD_ID
+            return REFUSALS[CloseReason.BAD_ID]
         longest = EXTENDED_REQUEST_LIMIT_BYTES if member.extended else REQUEST_BYTES
         if not REQUEST_BYTES <= len(payload) <= longest or payload[:33] != member.remote.raw:
             self._count_stray(member)
-            return CloseReason.MALFORMED
-        reason = self._refusal_from(member)
-        if reason is not None:
-            return reason
+            return REFUSALS[CloseReason.MALFORMED]
+        refusal = self._refusal_from(member)
+        if refusal is not None:
+            return refusal
         if target is None:
-            return CloseReason.UNKNOWN_PEER
+            return REFUSALS[CloseReason.UNKNOWN_PEER]
         if len(payload) > REQUEST_BYTES and not target.extended:
-            return CloseReason.UNSUPPORTED
+            return REFUSALS[CloseReason.UNSUPPORTED]
         return self._refusal_towards(member, target)
 
     def _on_stray(self, member: Member, kind: int, transport_id: int) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from dmsg.mux.core.wire import CLOSE, CloseReason
+from dmsg.mux.core.wire import CLOSE, REQUEST, CloseReason, encode_frame
 
 
 def refuse_all(victim):
@@ -71,6 +71,25 @@ def test_one_pair_of_strangers_has_a_rate(relay):
         net.advance(0.1)
     assert arrived == net.limits.pair_request_burst + 2 * net.limits.pair_requests_per_s - 1
     assert not isinstance(stranger.dial(other), CloseReason)
+
+
+def test_the_log_blames_no_client_for_what_others_have_asked_of_its_target(relay):
+    """The client is told ``rate_limited`` either way; the ranks leave out keys of which the log says so often."""
+    net = relay(stranger_request_burst=4, pair_request_burst=2)
+    victim, flooder, late = net.join("victim"), net.join("flooder"), net.join("late")
+
+    def refused(client):
+        [event] = client.member.receive_data(encode_frame(REQUEST, 0x100, client.key.raw + victim.key.raw), net.now)
+        client.read()
+        assert client.closed[0x100] == CloseReason.RATE_LIMITED
+        return event.reason
+
+    for _ in range(2):
+        flooder.ask(victim)
+    assert refused(flooder) == "rate_limited"
+    for number in range(2):
+        net.join(f"stranger {number}").ask(victim)
+    assert refused(late) == "requests_per_target"
 
 
 def test_who_was_accepted_is_known(relay):

@@ -1,8 +1,9 @@
 """Keys that behave as no honest client does: one row for each day and key that a node complained of.
 
-An offence is a request or connection that a relay refuses or ends because of the client's behaviour, never because of a
-peer or an outage: a client that keeps calling an absent peer, or whose relays are down, has many failures and no offences.
-Offences are weighed against the client's other traffic, so that a busy client may meet a limit now and then.
+An offence is a request that a relay refuses, or a connection that it ends, because of the client's behaviour, never because
+of a peer, a neighbour at the same address, or an outage: a client that keeps calling an absent peer, or whose relays are
+down, has many failures and no offences. Offences are weighed against the client's other traffic, so that a busy client may
+meet a limit now and then.
 """
 
 from __future__ import annotations
@@ -27,19 +28,9 @@ from dmsg_logs.tables.transforms.dial_failures import ATTEMPTS
 
 #: A key is flagged at this score.
 FLAGGED: Final = 0.5
-#: Refused requests and connections that are the client's doing.
-OFFENCES: Final = (
-    "rate_limited",
-    "malformed",
-    "bad_id",
-    "abuse",
-    "half_open_per_address",
-    "connections_per_address",
-    "connects_per_address",
-    "connects_per_network",
-    "handshakes_per_address",
-    "handshakes_per_network",
-)
+#: Refused requests that are the client's doing. Limits of an address or of the client that was asked are not among them:
+#: others can use them up, and a client that tries again would be flagged for it.
+OFFENCES: Final = ("rate_limited", "malformed", "bad_id", "abuse")
 #: Offences a day that flag a key, on top of its number of transports: a limit is met by accident, but not 50 times.
 OFFENCE_ROOM: Final = 50
 #: Connections a day ended for abuse that flag a key: one may be a bug.
