@@ -82,7 +82,8 @@ def small_fleet() -> Rows:
                 "missing": 1,
                 "landed_at": next_day + 7200.0,
             },
-            {"file": "b", "lines": 11, "good": 11, "dup": 0, "corrupt": 0, "missing": 0, "landed_at": DAY + 60.0},
+            {"file": "b", "lines": 5, "good": 5, "dup": 0, "corrupt": 0, "missing": 0, "landed_at": DAY + 60.0},
+            {"file": "b", "lines": 6, "good": 6, "dup": 0, "corrupt": 0, "missing": 0, "landed_at": DAY + 60.0},
         ],
         "relay_hourly": [
             hour(RELAY, DAY + HOUR_S, bytes=1000, connections_opened=2, connections_open_max=2, transports_opened=3),

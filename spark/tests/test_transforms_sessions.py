@@ -184,6 +184,7 @@ def test_log_quality(spark: SparkSession) -> None:
         [
             {**relay, "boot": BOOT, "file": "a", "lines": 7, "good": 5, "dup": 1, "corrupt": 1, "missing": 2},
             {**relay, "boot": BOOT, "file": "b", "lines": 1, "dup": 1},
+            {**relay, "boot": BOOT, "file": "b", "lines": 1, "dup": 1, "batch": 2},  # taken in again
             {**relay, "boot": "dead", "file": "c", "lines": 1, "corrupt": 1},
             {"file": "strange name.jsonl", "lines": 3, "good": 3},
         ],
@@ -195,7 +196,7 @@ def test_log_quality(spark: SparkSession) -> None:
     first = rows[relay["node"], BOOT]
     assert first == {
         **relay, "boot": BOOT, "files": 2, "lines": 5, "first_seq": 1, "last_seq": 200, "gaps": 3,
-        "gap_lines": 1 + 60 + 135, "dup": 2, "corrupt": 1, "missing": 2, "late_lines": 1, "lateness_s_p50": 60.0,
+        "gap_lines": 1 + 60 + 135, "dup": 3, "corrupt": 1, "missing": 2, "late_lines": 1, "lateness_s_p50": 60.0,
         "lateness_s_p99": pytest.approx(60 + 0.96 * 99_960), "lateness_s_max": 100_020.0, "events_dropped": 9, "ended": True,
         "first_at": DAY, "last_at": DAY + 4, "key": RELAY, "run_over": True, "protocol": "dmsg"
     }  # fmt: skip

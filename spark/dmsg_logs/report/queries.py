@@ -136,7 +136,7 @@ def _present(read: Reader, name: str, since: int, until: int) -> DataFrame:
 
 def _accounts(read: Reader) -> DataFrame:
     return read("accounts").agg(
-        F.count("*").alias("files"),
+        F.count_distinct("file").alias("files"),  # a file may have been taken in several times
         _total("lines", "lines_in"),
         *(_total(name) for name in ("good", "dup", "corrupt", "missing")),
     )

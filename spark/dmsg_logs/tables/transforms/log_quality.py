@@ -58,7 +58,7 @@ def log_quality(events: DataFrame, keys: DataFrame, accounts: DataFrame) -> Data
         F.coalesce("node", F.lit("")).alias("node"), F.coalesce("boot", F.lit("")).alias("boot")
     ).agg(
         F.max("role").alias("role_of_files"),
-        F.count(F.lit(1)).alias("files"),
+        F.count_distinct("file").alias("files"),  # a file may have been taken in several times
         total("dup").alias("dup"),
         total("corrupt").alias("corrupt"),
         total("missing").alias("missing"),
