@@ -83,7 +83,8 @@ class _Call:
     about: str = ""
 
 
-_Operation = Callable[[_Call], Awaitable[bytes | IResource]]
+# In quotes, because interfaces of zope.interface before 6.2 have no "|".
+_Operation = Callable[[_Call], Awaitable["bytes | IResource"]]
 
 
 class DiscoveryApi:

@@ -129,6 +129,29 @@ def test_everything_that_is_imported_is_declared() -> None:
     assert not missing
 
 
+def test_every_module_is_imported_with_the_oldest_interfaces() -> None:
+    """Those of zope.interface before 6.2, which the lower bound allows, cannot be joined by ``|`` as types can.
+
+    All is imported twice: a Twisted newer than the oldest joins interfaces itself.
+    """
+    script = """
+import importlib, pkgutil, sys
+from zope.interface.interface import InterfaceClass
+import dmsg
+names = [module.name for module in pkgutil.walk_packages(dmsg.__path__, "dmsg.")]
+for name in names:
+    importlib.import_module(name)
+for name in names:
+    del sys.modules[name]
+for name in {"__or__", "__ror__"} & set(vars(InterfaceClass)):
+    delattr(InterfaceClass, name)
+for name in names:
+    importlib.import_module(name)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 # --- noiseprotocol: no release since 2020, and most of it is replaced ----------------------------------------------------
 
 
