@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -14,6 +14,7 @@ from dmsg.errors import ConfigError
 from dmsg.glue.reactors import install_default
 from dmsg.ops.config import resolve
 from dmsg.ops.settings import Setting, describe_default, settings_of
+from dmsg.rmb.core.errors import LibraryMissing
 from dmsg.taps.settings import ROLES, known_variables
 
 T = TypeVar("T")
@@ -30,10 +31,12 @@ def _repeatable(one: Setting) -> Callable[[Any, str], None]:
 
 
 def demand_rmb() -> None:
-    """Raise ``ConfigError`` when a library of the extra for the Reliable Message Bus is missing."""
-    for module, library in (("google", "protobuf"), ("mnemonic", "mnemonic"), ("sr25519", "py-sr25519-bindings")):
-        if importlib.util.find_spec(module) is None:
-            raise ConfigError("extra rmb", f"{library} is missing: install dmsg[rmb]")
+    """Raise ``ConfigError`` when a library of the extra for the Reliable Message Bus is missing or too old."""
+    try:
+        for owner in ("wire", "keys"):
+            importlib.import_module(f"dmsg.rmb.core.{owner}")
+    except LibraryMissing as error:
+        raise ConfigError("extra rmb", str(error)) from None
 
 
 class RoleOptions(usage.Options):

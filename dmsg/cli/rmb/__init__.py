@@ -8,6 +8,7 @@ from typing import Any, Final
 import click
 
 from dmsg.cli.interrupts import leaving_on_interrupt
+from dmsg.rmb.core.errors import LibraryMissing
 
 #: Commands, each in the module of its name (with _ for -).
 _COMMANDS: Final = ("call", "relay-key", "serve", "twin")
@@ -26,10 +27,8 @@ class _Commands(click.Group):
             name = cmd_name.replace("-", "_")
             with leaving_on_interrupt():
                 found: Any = getattr(importlib.import_module(f"{__name__}.{name}"), name)
-        except ModuleNotFoundError as error:
-            if str(error.name).startswith("dmsg."):
-                raise
-            raise click.ClickException(f"{error.name} is missing: install dmsg[rmb] to use dmsg rmb") from None
+        except LibraryMissing as error:
+            raise click.ClickException(f"{error} to use dmsg rmb") from None
         command: click.Command = found
         return command
 

@@ -64,6 +64,14 @@ class RelayProblem(Enum):
         return any(text == one.text for one in cls if one not in (cls.NOT_STORED, cls.OVERLOADED, cls.EXPIRED))
 
 
+class LibraryMissing(DmsgError, ImportError):
+    """``library``, which the extra ``rmb`` installs, is missing or too old."""
+
+    def __init__(self, library: str, problem: str = "is missing") -> None:
+        super().__init__(f"{library} {problem}: install dmsg[rmb]")
+        self.library = library
+
+
 class InvalidTwin(DmsgError, ValueError):
     """A value that cannot be the number, the account, a relay or the encryption key of a twin."""
 

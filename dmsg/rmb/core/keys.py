@@ -9,12 +9,18 @@ import hashlib
 from enum import Enum
 from typing import Final
 
-import mnemonic
-import sr25519
-
 from dmsg.crypto import ed25519
 from dmsg.crypto.errors import InvalidSignature
-from dmsg.rmb.core.errors import BadSignature, InvalidSecret
+from dmsg.rmb.core.errors import BadSignature, InvalidSecret, LibraryMissing
+
+try:
+    import mnemonic
+except ImportError as error:
+    raise LibraryMissing("mnemonic") from error
+try:
+    import sr25519
+except ImportError as error:
+    raise LibraryMissing("py-sr25519-bindings") from error
 
 SECRET_BYTES: Final = 32
 SIGNATURE_BYTES: Final = 65

@@ -7,11 +7,17 @@ An envelope is a message object of the generated code, :class:`Envelope`; ``enve
 
 from __future__ import annotations
 
-from google.protobuf.message import DecodeError
+from dmsg.rmb.core.errors import LibraryMissing, MalformedEnvelope
 
-from dmsg.rmb.core.errors import MalformedEnvelope
-from dmsg.rmb.core.proto.backlog_pb2 import Backlog
-from dmsg.rmb.core.proto.envelope_pb2 import Address, Envelope
+try:
+    from google.protobuf.message import DecodeError
+
+    from dmsg.rmb.core.proto.backlog_pb2 import Backlog
+    from dmsg.rmb.core.proto.envelope_pb2 import Address, Envelope
+except ImportError as error:
+    raise LibraryMissing("protobuf") from error
+except Exception as error:  # an error of protobuf's own, when it is older than the generated code
+    raise LibraryMissing("protobuf", "is too old") from error
 
 __all__ = ["Address", "Backlog", "Envelope", "encode_envelope", "outline", "parse_backlog", "parse_envelope"]
 
