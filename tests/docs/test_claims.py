@@ -12,7 +12,9 @@ import tomllib
 from treq.client import HTTPClient
 from twisted.internet.defer import Deferred, fail
 from twisted.internet.error import ConnectionRefusedError
+from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import Clock
+from twisted.protocols.basic import LineReceiver
 from twisted.web.client import Agent, HTTPConnectionPool
 from twisted.web.iweb import IAgentEndpointFactory
 from twisted.web.resource import Resource
@@ -29,6 +31,7 @@ from dmsg.rmb.relay.limits import RelayLimits
 from dmsg.serving.admission import Origin
 from dmsg.serving.handshake_rates import HandshakeRates
 from dmsg.serving.limits import AdmissionLimits
+from dmsg.testing.memory import MemoryNetwork
 from dmsg.testing.network import LocalNetwork
 from tests.memory_log import MemoryEventLog
 
@@ -197,3 +200,52 @@ def test_behind_a_balancer_one_address_may_have_as_many_handshakes_as_all_others
         assert sum(not rates.take(one, 0.0, kept=kept) for _ in range(2 * usual.handshake_burst)) == at_once
         passed = sum(not rates.take(one, at / 1000, kept=kept) for at in range(10_000) for _ in range(2))
         assert passed >= 9.99 * usual.handshakes_per_s
+
+
+class OneByOne(LineReceiver):
+    """Pauses after each line; the others wait in a buffer of its own."""
+
+    def __init__(self) -> None:
+        self.lines: list[bytes] = []
+        self.is_lost = False
+
+    def lineReceived(self, line: bytes) -> None:
+        self.lines.append(line)
+        self.pauseProducing()
+
+    def connectionLost(self, reason: Any = None) -> None:
+        self.is_lost = True
+
+
+@pytest.mark.parametrize(
+    ("kind", "end", "at_once"),
+    [
+        ("e2e", "loseConnection", False),
+        ("hop", "loseConnection", True),
+        ("messaging", "loseConnection", True),
+        ("e2e", "abortConnection", True),
+    ],
+)
+@pytest_twisted.ensureDeferred
+async def test_a_reader_that_has_paused_is_told_of_the_end_when_it_resumes_or_at_once(
+    kind: str, end: str, at_once: bool
+) -> None:
+    async with LocalNetwork(MemoryNetwork(), relays=1, messaging_relays=1) as network:
+        clients: list[Any] = [
+            await (network.messaging_client() if kind == "messaging" else network.client(security=kind)) for _ in "ab"
+        ]
+        reader = OneByOne()
+        clients[0].listen(Factory.forProtocol(lambda: reader))
+        transport = await network.wait(clients[1].dial(clients[0].public_key))
+        transport.attach(Protocol())
+        transport.write(b"one\r\ntwo\r\nthree\r\n")
+        await network.settle()
+        getattr(transport, end)()
+        await network.settle()
+        assert reader.lines == [b"one"]
+        assert reader.is_lost == at_once
+        if not at_once:
+            for _ in range(3):
+                reader.resumeProducing()
+                await network.settle()
+            assert reader.lines == [b"one", b"two", b"three"] and reader.is_lost
