@@ -8,7 +8,7 @@ from typing import Protocol as TypingProtocol
 
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.error import CannotListenError
-from twisted.internet.interfaces import IAddress, IDelayedCall, IListeningPort, IReactorTime
+from twisted.internet.interfaces import IAddress, IDelayedCall, IListeningPort, IProtocolFactory, IReactorTime
 from twisted.internet.protocol import Factory
 from twisted.logger import Logger
 from zope.interface import classImplements, implementer
@@ -54,7 +54,7 @@ class ListeningPort(Generic[T]):
     def __init__(
         self,
         client: PortClient[T],
-        factory: Factory,
+        factory: IProtocolFactory | Factory,
         service: str = "",
         *,
         policy: IAccessPolicy | None = None,

@@ -353,7 +353,7 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
 
     def listen(
         self,
-        factory: Factory,
+        factory: IProtocolFactory | Factory,
         service: str = "",
         *,
         policy: IAccessPolicy | None = None,

@@ -15,7 +15,6 @@ from twisted.internet.interfaces import (
     IStreamClientEndpoint,
     IStreamServerEndpoint,
 )
-from twisted.internet.protocol import Factory
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
@@ -200,9 +199,9 @@ class ServerEndpoint(Generic[C]):
 
         The port's ``getHost`` returns the address to dial.
         """
-        return ensureDeferred(self._listen(cast(Factory, protocolFactory)))
+        return ensureDeferred(self._listen(protocolFactory))
 
-    async def _listen(self, factory: Factory) -> IListeningPort:
+    async def _listen(self, factory: IProtocolFactory) -> IListeningPort:
         client = await self._source.acquire()
         port: Port | None = None
         try:

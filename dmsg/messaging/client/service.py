@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from twisted.internet.interfaces import IProtocolFactory
 from twisted.internet.protocol import Factory
 
 from dmsg.clients.dial import OpenedStream
@@ -35,7 +36,7 @@ class MessagingClient(RelayClient[LinkSession, OpenedStream[LinkSession], Channe
 
     def listen(
         self,
-        factory: Factory,
+        factory: IProtocolFactory | Factory,
         service: str = "",
         *,
         policy: IAccessPolicy | None = None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from twisted.internet.interfaces import IProtocolFactory
 from twisted.internet.protocol import Factory
 
 from dmsg.clients.limits import ListenerLimits
@@ -17,7 +18,7 @@ class DmsgPort(ListeningPort[DmsgTransport]):
     def __init__(
         self,
         client: PortClient[DmsgTransport],
-        factory: Factory,
+        factory: IProtocolFactory | Factory,
         service: str = "",
         *,
         policy: IAccessPolicy | None = None,

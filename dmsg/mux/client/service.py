@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
-from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint
+from twisted.internet.interfaces import IProtocolFactory, IReactorTime, IStreamClientEndpoint
 from twisted.internet.protocol import Factory
 from twisted.internet.task import deferLater
 
@@ -169,7 +169,7 @@ class DmsgClient(RelayClient[ServerSession, OpenedPath[ServerSession], DmsgTrans
 
     def listen(
         self,
-        factory: Factory,
+        factory: IProtocolFactory | Factory,
         service: str = "",
         *,
         policy: IAccessPolicy | None = None,
