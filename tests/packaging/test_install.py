@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -36,8 +37,10 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     unwanted = shutil.ignore_patterns("__pycache__", "dropin.cache")
     for name in ("dmsg", "twisted"):
         shutil.copytree(ROOT / name, directory / name, ignore=unwanted)
-    for name in ("setup.cfg", "pyproject.toml", "README.rst", "LICENSE"):
+    for name in ("setup.cfg", "pyproject.toml", "MANIFEST.in", "README.rst", "LICENSE"):
         shutil.copy(ROOT / name, directory / name)
+    (directory / "tests").mkdir()
+    shutil.copy(ROOT / "tests" / "test_errors.py", directory / "tests")
     return directory
 
 
@@ -98,6 +101,16 @@ def test_the_wheel_has_what_it_should_and_nothing_else(wheel: Path) -> None:
     assert in_tree - set(names) == set()
     for extra in ("test", "lint", "docs", "bench", "all"):
         assert f"Provides-Extra: {extra}\n" in text
+
+
+def test_a_source_distribution_has_no_tests_without_their_tools(source: Path, tmp_path: Path) -> None:
+    """By itself, setuptools takes ``tests/test_*.py``, and neither the directories below nor what the tests import."""
+    build = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
+    run(sys.executable, "-c", build, tmp_path, cwd=source)
+    [path] = tmp_path.glob("*.tar.gz")
+    with tarfile.open(path) as archive:
+        names = {"/".join(name.split("/")[1:2]) for name in archive.getnames() if name.count("/") > 1}
+    assert names == {"dmsg", "dmsg.egg-info", "twisted"}
 
 
 def test_every_package_is_declared() -> None:
