@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from textwrap import dedent
 from typing import Any
@@ -200,6 +201,13 @@ def test_behind_a_balancer_one_address_may_have_as_many_handshakes_as_all_others
         assert sum(not rates.take(one, 0.0, kept=kept) for _ in range(2 * usual.handshake_burst)) == at_once
         passed = sum(not rates.take(one, at / 1000, kept=kept) for at in range(10_000) for _ in range(2))
         assert passed >= 9.99 * usual.handshakes_per_s
+
+
+def test_an_installed_package_has_what_the_api_page_lists_but_for_what_it_says() -> None:
+    page = (DOCS / "reference" / "api.rst").read_text()
+    installed, _, checkout = page.partition("Only in the checkout\n")
+    for part, package in ((installed, "dmsg"), (checkout, "benchmarks")):
+        assert set(re.findall(r"^\.\. auto\w+:: (\w+)\.", part, re.MULTILINE)) == {package}
 
 
 class OneByOne(LineReceiver):
