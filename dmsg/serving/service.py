@@ -171,7 +171,10 @@ class RelayService(Service, ABC):
             _log.failure("The relay cannot listen", failure=failure)
 
     def listening(self) -> Deferred[IListeningPort]:
-        """Fires with the port once the relay listens, or fails with the error of listening."""
+        """Fires with the port once the relay listens, or fails with the error of listening.
+
+        A relay that stops, or has stopped, listens when it is started again.
+        """
         if self._starts_again:
             return self._listening.wait()
         if self._start_error is not None:
@@ -211,8 +214,9 @@ class RelayService(Service, ABC):
         self._starting.cancel()
         if self._publishing.running:
             self._publishing.stop()
-        if self.port is not None:
-            await stop_listening(self.port)
+        port, self.port = self.port, None  # listening() waits for the next one
+        if port is not None:
+            await stop_listening(port)
         if self.registrar is not None:
             await self.registrar.close(withdraw=True)
         await self._wait_until_idle(began + self.limits.drain_timeout_s)

@@ -65,6 +65,23 @@ def test_a_relay_may_be_stopped_as_soon_as_it_listens():
     memory.advance(0)
 
 
+def test_a_relay_that_has_stopped_does_not_listen_until_it_is_started_again():
+    memory = MemoryNetwork()
+    server = DmsgRelay(memory, SecretKey.generate(), TCP4ServerEndpoint(memory, 7_000, interface="127.0.0.1"))
+    ports = []
+    server.listening().addCallback(ports.append)
+    server.startService()
+    server.stopService()
+    server.listening().addCallback(ports.append)  # while it stops
+    memory.advance(0)
+    server.listening().addCallback(ports.append)  # and when it has
+    assert len(ports) == 1, "the port is the one that was closed"
+    server.startService()
+    assert len(ports) == 3 and ports[1] is ports[2] is not ports[0]
+    server.stopService()
+    memory.advance(0)
+
+
 @pytest_twisted.ensureDeferred
 async def test_a_relay_that_is_started_twice_goes_on():
     """As one that a program starts, and then gives to a parent that runs."""
