@@ -138,6 +138,7 @@ class LocalNetwork:
         self._random = random
         self._http_port: IListeningPort | None = None
         self._proofs: RelayProofs | None = None
+        self._runs = False
 
     # --- from start to end -------------------------------------------------------------------------------------------
 
@@ -155,7 +156,9 @@ class LocalNetwork:
         await self.stop()
 
     async def start(self) -> None:
-        """Start discovery, then the relays; returns when clients can find them."""
+        """Start discovery, then the relays; returns when clients can find them. Nothing happens if the network runs already."""
+        if self._runs:
+            return
         if self._kind == "memory":
             self.discovery = MemoryDiscovery(self.now_ns)
         elif self._kind == "http":
@@ -165,12 +168,14 @@ class LocalNetwork:
             await self.add_relay()
         for _ in range(messaging_relays):
             await self.add_messaging_relay()
+        self._runs = True
 
     async def stop(self) -> None:
         """Stop the clients, then the relays, then discovery; returns when nothing is left on the reactor.
 
         Before, it waits for clients of endpoint strings (:func:`~dmsg.endpoints.sharing.stop_idle_clients`).
         """
+        self._runs = False
         await self.wait(stop_idle_clients(self.reactor))
         await self._stop_all(self.clients, self.messaging_clients)
         await self._stop_all(self.relays, self.messaging_relays)

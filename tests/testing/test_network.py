@@ -209,6 +209,19 @@ async def test_a_network_may_be_used_again(reactor, discovery):
             assert len(network.pinned) == len(network.messaging_pinned) == 1
 
 
+@pytest.mark.parametrize("discovery", ["memory", "http"])
+@pytest_twisted.ensureDeferred
+async def test_a_network_that_is_started_twice_goes_on(reactor, discovery):
+    """As by a test that enters it, and starts it as well. Nothing is left of it at the end."""
+    network = LocalNetwork(reactor, relays=1, discovery=discovery)
+    for _ in range(2):
+        async with network:
+            found = network.discovery
+            await network.start()
+            assert network.discovery is found and len(network.relays) == 1
+            await network.client()
+
+
 @pytest_twisted.ensureDeferred
 async def test_a_relay_that_cannot_be_made_leaves_no_port(reactor):
     async with LocalNetwork(reactor, relays=0) as network:
