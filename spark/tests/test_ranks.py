@@ -306,6 +306,21 @@ def test_a_client_without_a_network_blames_no_relay(spark: SparkSession) -> None
     assert round(found[TWIN, node_of(BOB)]["dropped"]) == 1
 
 
+def test_a_relay_that_never_answers_does_not_excuse_another(spark: SparkSession) -> None:
+    """A peer may name such a one in its entry, to hide that the other relay it names loses sessions."""
+    at = NOW - HOUR_S
+    dead, other = key("5555", 1), key("5555", 2)
+    lines = [
+        down(ALICE, GOOD, "Connection was lost.", 50.0, at),
+        dial(ALICE, BOB, "", [step(dead, "connect", "timeout")], at),
+        # nothing has worked for Bob yet: his network may be the reason
+        *[dial(BOB, ALICE, "", [step(relay, "connect", "timeout")], at) for relay in (dead, other)],
+    ]
+    found = seen(spark, lines)
+    assert round(found[GOOD, node_of(ALICE)]["dropped"]) == 1
+    assert found[dead, node_of(BOB)]["failed"] + found[other, node_of(BOB)]["failed"] == 0
+
+
 def test_a_relay_heals(spark: SparkSession) -> None:
     """What it did counts half after each half-life, so that the same relay, silent or serving well, comes back."""
     refused = [step(GOOD, "connect", "connection refused")]

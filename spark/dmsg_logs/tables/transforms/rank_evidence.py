@@ -100,8 +100,9 @@ def relay_evidence(events: DataFrame, *, now: float, window_s: float) -> DataFra
     ``bucket`` is Unix seconds. ``ok``, ``failed``, ``refused``, ``dropped`` are as in :class:`dmsg_logs.ranks.scoring.Voice`,
     ``dials`` counts attempts of dials and ``pieces`` everything.
 
-    A client's attempts to get a session up count once in a bucket, its dials each time. If a client used two or more relays
-    in a bucket and all of them failed, its own network failed, and these failures are left out.
+    A client's attempts to get a session up count once in a bucket, its dials each time. If all relays of a client failed in a
+    bucket, two or more that have worked for it in this window, its own network failed, and these failures are left out. A
+    client for which none has worked is not expected to have a network: there any two relays will do.
     """
     lines = only(
         in_window(events, now=now, window_s=window_s),
@@ -130,23 +131,31 @@ def relay_evidence(events: DataFrame, *, now: float, window_s: float) -> DataFra
     for name in ("failed", "refused"):
         # retries within five minutes are one piece of evidence, however many a client makes
         sums = sums.withColumn(name, F.col(name) + F.least(F.col(f"{name}_again"), F.lit(1.0)))
+    # A peer whose entry names a relay that never answers must not make the one other relay of its callers look innocent.
+    worked = F.sum(F.col("ok") + F.col("dropped")).over(Window.partitionBy("client", "relay")) > 0
+    sums = sums.withColumn("worked", worked)
+    telling = F.col("worked") | ~F.max("worked").over(Window.partitionBy("client"))
     together = Window.partitionBy("client", "bucket")
     named = (F.length("relay") > _DIGITS) & ~F.col("client").isin(STRANGERS, ITSELF)
     troubled = named & (F.col("failed") + F.col("dropped") > 0)
     offline = (
         named
-        & (F.count(F.when(troubled, 1)).over(together) >= 2)
+        & (F.count(F.when(troubled & F.col("telling"), 1)).over(together) >= 2)
         & (F.count(F.when(troubled, 1)).over(together) == F.count(F.when(named, 1)).over(together))
     )
-    return sums.withColumn("offline", offline).select(
-        "relay",
-        "client",
-        "bucket",
-        "ok",
-        *[F.when(F.col("offline"), 0.0).otherwise(F.col(name)).alias(name) for name in ("failed", "dropped")],
-        "refused",
-        "dials",
-        "pieces",
+    return (
+        sums.withColumn("telling", telling)
+        .withColumn("offline", offline)
+        .select(
+            "relay",
+            "client",
+            "bucket",
+            "ok",
+            *[F.when(F.col("offline"), 0.0).otherwise(F.col(name)).alias(name) for name in ("failed", "dropped")],
+            "refused",
+            "dials",
+            "pieces",
+        )
     )
 
 
