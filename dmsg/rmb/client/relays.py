@@ -108,6 +108,8 @@ class Relays:
         uniform: Callable[[], float],
         config: RmbConfig,
     ) -> None:
+        if isinstance(urls, str):
+            raise TypeError(f'relays is a list of URLs, as ["wss://relay.example"], not {urls!r}')
         unique = list(dict.fromkeys(urls))
         _check_count(len(unique))
         self.connections = [

@@ -69,8 +69,8 @@ class RmbClient(Service):
     those of ``relays`` if there are none; ``False`` publishes nothing. ``allow_plain`` sends unencrypted payloads to twins
     without a key, and accepts them from all twins. The caller opens and closes the registry. ``connect`` opens WebSockets; set
     it for relays with a private certificate, otherwise it is :func:`~dmsg.glue.websocket.connect_websocket`. Raises
-    ``ConfigError`` for another number of relays, ``InvalidAddress`` for what is no URL of one, and ``TypeError`` for a
-    ``publish`` that is text.
+    ``ConfigError`` for another number of relays, ``InvalidAddress`` for what is no URL of one, and ``TypeError`` for ``relays``
+    or a ``publish`` that is text.
     """
 
     def __init__(
@@ -289,7 +289,7 @@ class RmbClient(Service):
         To answer with an error it raises :class:`~dmsg.rmb.client.errors.Refusal`. Other exceptions are logged, and the caller
         is told only that the command failed. The function is cancelled when the request expires.
 
-        Raises ``ValueError`` if ``command`` is served already.
+        Raises ``ValueError`` if ``command`` is served already, and ``TypeError`` for what cannot be called.
 
         It gets each request once; a program that was started again may get one once more that it had before, with the same
         ``uid``, if the caller has lost a relay.
@@ -299,6 +299,8 @@ class RmbClient(Service):
             raise TypeError(f'a command is text, as in @client.service("greet"), not {command!r}')
 
         def add(handler: H) -> H:
+            if not callable(handler):
+                raise TypeError(f"a handler is a function, not {handler!r}")
             self._handlers.add(command, handler)
             return handler
 

@@ -24,6 +24,7 @@ from dmsg.rmb.client.errors import (
     TwinUnknown,
 )
 from dmsg.rmb.client.handlers import Reply, Request
+from dmsg.rmb.client.service import RmbClient
 from dmsg.rmb.core.address import SessionAddress
 from dmsg.rmb.core.e2e import EncryptionKey
 from dmsg.rmb.core.errors import InvalidTwin, OverlongText, PeerCode
@@ -203,6 +204,13 @@ def test_a_handler_needs_a_command(world: Any) -> None:
     _, service, _ = pair(world)
     with pytest.raises(TypeError, match="a command is text"):
         service.service(echo)
+    with pytest.raises(TypeError, match="a handler is a function, not b'hello'"):
+        service.service("greet")(b"hello")
+
+
+def test_a_relay_in_place_of_a_list_of_relays_is_not_read_letter_by_letter(world: Any) -> None:
+    with pytest.raises(TypeError, match=r"relays is a list of URLs, as .*, not 'wss://relay.example'"):
+        RmbClient(world.network, key_of(CALLER), world.registry, "wss://relay.example")
 
 
 def test_a_client_that_is_started_twice_is_one(world: Any) -> None:
