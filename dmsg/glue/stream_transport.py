@@ -445,7 +445,8 @@ class StreamTransport(ABC, Generic[S]):
                 self._on_peer_end()
         if self.state is TransportState.ENDING and self._paused and self._writer.waits:
             self._limit_reading()
-        if self.state is TransportState.TELLING or (self.state is TransportState.ENDING and not self._inbox):
+        waits = self._inbox or (self._paused and self._ended_in_order and not self._writer.waits)  # as TCP does
+        if self.state is TransportState.TELLING or (self.state is TransportState.ENDING and not waits):
             self._finish()
 
     def _on_peer_end(self) -> None:
@@ -462,8 +463,7 @@ class StreamTransport(ABC, Generic[S]):
                     self.loseConnection()
                 else:
                     self._deadlines.linger(self)  # until end_acked() comes
-        elif self.producer is not None and self.state in WRITABLE:
-            # the rest of the producer's data is cut off, and must not look complete to the peer
+        elif self.producer is not None and self.state in WRITABLE:  # the rest is cut off, and must not look complete
             self._abort(Failure(ConnectionDone()), AbortReason.APPLICATION)
         else:
             StreamTransport.loseConnection(self)  # TLS above it would wait for a goodbye

@@ -229,8 +229,8 @@ class OneByOne(LineReceiver):
     ("kind", "end", "at_once"),
     [
         ("e2e", "loseConnection", False),
-        ("hop", "loseConnection", True),
-        ("messaging", "loseConnection", True),
+        ("hop", "loseConnection", False),
+        ("messaging", "loseConnection", False),
         ("e2e", "abortConnection", True),
     ],
 )

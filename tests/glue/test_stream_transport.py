@@ -495,6 +495,29 @@ def test_an_application_that_does_not_read_what_came_is_not_told_that_it_was_all
     assert world.protocol.told == ["made", "lost"]
 
 
+@pytest.mark.parametrize("before", [["deliver"], []])
+def test_an_application_that_has_paused_is_told_of_an_orderly_end_when_it_resumes(before: list[str]) -> None:
+    """It may hold back a part of what it was given, as a ``LineReceiver`` does."""
+    world = World(Plain())
+    for event in ("attach", *before, "pause"):
+        getattr(world, event)()
+    world.transport.over(Failure(ConnectionDone()))
+    world.turn()
+    assert world.protocol.told == ["made", *["data"] * len(before)]
+    world.resume()
+    world.turn()
+    assert world.protocol.told[-1] == "lost"
+
+
+def test_two_ends_of_a_tunnel_that_have_paused_do_not_wait_for_each_other() -> None:
+    world = World(Plain())
+    for event in ("attach", "register_paused", "pause"):
+        getattr(world, event)()
+    world.transport.over(Failure(ConnectionDone()))
+    world.turn()
+    assert world.protocol.told == ["made", "lost"]
+
+
 def test_what_comes_after_resuming_does_not_overtake_what_came_before() -> None:
     world = _in(TransportState.OPEN)
     world.pause()
