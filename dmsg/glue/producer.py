@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final, cast
 from typing import Protocol as TypingProtocol
-from typing import cast
 
 from twisted.internet.interfaces import IProducer, IPullProducer, IPushProducer, IReactorTime
+
+#: Where the class is from that TLS registers for the producer of a program. It does nothing when it is paused a second time.
+_TLS: Final = "twisted.protocols.tls"
 
 
 class Sink(TypingProtocol):
@@ -30,11 +33,12 @@ class ProducerAdapter:
     Calls are given the sink. No reference to it is kept, so that a sink that is over is freed at once.
     """
 
-    __slots__ = ("_clock", "_paused", "_pulls", "_streaming", "producer")
+    __slots__ = ("_clock", "_of_tls", "_paused", "_pulls", "_streaming", "producer")
 
     def __init__(self, clock: IReactorTime) -> None:
         self.producer: IProducer | None = None
         self._clock = clock
+        self._of_tls = False  # whether it may be let go on by TLS as well, after a handshake
         self._streaming = False
         self._paused = False
         self._pulls = False  # whether a pull producer will be asked for data in the next turn
@@ -47,9 +51,13 @@ class ProducerAdapter:
             producer.stopProducing()
             return
         self.producer = producer
+        self._of_tls = type(producer).__module__ == _TLS
         self._streaming = streaming
         self._paused = False
-        if sink.blocked:
+        if sink.blocked and self._of_tls:
+            self._paused = True
+            self._clock.callLater(0, self._pause_tls, sink)  # a pull producer under TLS cannot be paused before
+        elif sink.blocked:
             self.pause()
         elif not streaming:
             cast(IPullProducer, producer).resumeProducing()
@@ -67,7 +75,7 @@ class ProducerAdapter:
 
     def pause(self) -> None:
         """The sink takes nothing more for now."""
-        if self.producer is not None and not self._paused:
+        if self.producer is not None and (self._of_tls or not self._paused):
             self._paused = True
             if self._streaming:
                 cast(IPushProducer, self.producer).pauseProducing()
@@ -85,6 +93,10 @@ class ProducerAdapter:
         producer, self.producer = self.producer, None
         if producer is not None:
             producer.stopProducing()
+
+    def _pause_tls(self, sink: Sink) -> None:
+        if self._of_tls and self._paused:
+            sink.guarded(self.pause)
 
     def _pull_again(self, sink: Sink) -> None:
         if not self._pulls:

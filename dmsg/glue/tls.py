@@ -99,5 +99,8 @@ def start_tls(
     tls.makeConnection(super(UnderTls, cast(Any, transport)))
     if producer is not None:
         transport.registerProducer(producer, streaming)
-        if paused and streaming and not transport.blocked:
-            cast(IPushProducer, producer).resumeProducing()
+        if paused and streaming:
+            if transport.blocked:
+                writer.pause()  # TLS is to know at once that it waits, and let it go on with us
+            else:
+                cast(IPushProducer, producer).resumeProducing()

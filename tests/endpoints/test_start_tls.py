@@ -18,7 +18,7 @@ from twisted.internet.endpoints import connectProtocol
 from twisted.internet.error import ConnectionDone, ConnectionLost
 from twisted.internet.interfaces import IPushProducer, ISSLTransport, ITLSTransport
 from twisted.internet.protocol import Factory, Protocol, connectionDone
-from twisted.internet.task import Clock
+from twisted.internet.task import Clock, deferLater
 from twisted.mail.smtp import ESMTP, ESMTPSender, ESMTPSenderFactory, IMessage, IMessageDelivery, SMTPFactory
 from twisted.protocols import amp
 from twisted.protocols.basic import FileSender
@@ -97,6 +97,16 @@ class Talk(Protocol):
         self.over.callback(reason.value)
 
 
+class Early(Talk):
+    """Writes much, and registers a producer, before the handshake is over."""
+
+    def begin(self) -> None:
+        super().begin()
+        self.source = Source()
+        self.transport.registerProducer(self.source, True)
+        self.transport.write(bytes(4 * MIB))
+
+
 async def secured(server, client_for, certificate, *, normal=True, name="site.dmsg"):
     """Two ends that have begun TLS, and the port; the dialling end is the TLS client, or the server."""
     for_client, for_server = client_options(certificate, name), certificate.options()
@@ -144,6 +154,52 @@ async def test_a_producer_sends_at_the_pace_of_the_reader(reactor, kind, certifi
         await done.addTimeout(LIMIT_S, reactor)
         for end in (ours, theirs):
             assert isinstance(await end.over.addTimeout(LIMIT_S, reactor), ConnectionDone)
+        await port.stopListening()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest_twisted.ensureDeferred
+async def test_a_file_follows_data_that_the_peer_has_not_taken(reactor, kind, certificate):
+    """TLS cannot pause its producer while it registers it."""
+    data, file = bytes(2 * MIB), hashlib.sha256(b"seed").digest() * 1024
+    async with endpoints(reactor, kind) as (server, client_for):
+        ours, theirs, port = await secured(server, client_for, certificate)
+        await theirs.want(6).addTimeout(LIMIT_S, reactor)
+        theirs.transport.pauseProducing()
+        ours.transport.write(data)
+        await deferLater(reactor, 0)  # TLS has passed it on
+        done = FileSender().beginFileTransfer(BytesIO(file), ours.transport)
+        theirs.transport.resumeProducing()
+        assert await theirs.want(6 + len(data) + len(file)).addTimeout(LIMIT_S, reactor) == b"secret" + data + file
+        await done.addTimeout(LIMIT_S, reactor)
+        ours.transport.loseConnection()
+        for end in (ours, theirs):
+            assert isinstance(await end.over.addTimeout(LIMIT_S, reactor), ConnectionDone)
+        await port.stopListening()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest_twisted.ensureDeferred
+async def test_a_producer_from_before_the_handshake_keeps_to_the_pace_of_the_reader(reactor, kind, certificate):
+    """Once the handshake is over, TLS lets it go on, whether or not the transport takes more."""
+    async with endpoints(reactor, kind) as (server, client_for):
+        theirs = Talk(certificate.options())
+        port = await server.listen(quiet(Factory.forProtocol(lambda: theirs)))
+        ours = await connectProtocol(client_for(port), Early(client_options(certificate)))
+        ours.ask()
+        await theirs.want(6).addTimeout(LIMIT_S, reactor)
+        theirs.transport.pauseProducing()
+        assert ours.source.told[0] == "pause"
+        assert ours.source.goes
+        for _ in range(100):
+            await deferLater(reactor, 0)
+            if ours.source.goes:
+                ours.transport.write(bytes(65536))
+        assert not ours.source.goes
+        ours.transport.abortConnection()
+        theirs.transport.resumeProducing()
+        for end in (ours, theirs):
+            await end.over.addTimeout(LIMIT_S, reactor)
         await port.stopListening()
 
 
@@ -384,6 +440,10 @@ class Source:
     def __init__(self) -> None:
         self.told: list[str] = []
 
+    @property
+    def goes(self) -> bool:
+        return self.told[-1] == "resume"
+
     def pauseProducing(self) -> None:
         self.told.append("pause")
 
@@ -421,6 +481,19 @@ def test_a_producer_from_before_goes_on(certificate, blocked):
     assert late.told == ["stop"]
     transport.unregisterProducer()
     assert transport.getHandle() is transport.getPeerCertificate() is None
+
+
+def test_a_paused_producer_goes_on_in_the_turn_in_which_tls_began(certificate):
+    transport, source = LineTransport(Clock()), Source()
+    transport.attach(Plain())
+    transport.stream.blocked = True
+    transport.registerProducer(source, True)
+    put_under_tls(transport, certificate.options(), is_client=False)
+    transport.stream.blocked = False
+    transport.writable()  # in the same read
+    assert source.goes
+    transport.abortConnection()
+    transport._clock.advance(1)
 
 
 def test_tls_begins_once_and_needs_a_protocol(certificate):
