@@ -24,6 +24,7 @@ class UnderTls:
     #: As on a TCP connection.
     TLS: Final = True
     protocol: Any
+    _reason: Any
 
     def write(self, data: bytes) -> None:
         """Encrypt and send ``data``, anything that holds bytes."""
@@ -46,6 +47,15 @@ class UnderTls:
         """The producer is done; a close that waited for it goes on."""
         if self.protocol is not None:
             self.protocol.unregisterProducer()
+
+    def _tell(self) -> None:
+        # The program may ask for the peer's certificate in connectionLost: it is told before TLS is gone.
+        protocol = self.protocol
+        try:
+            if protocol is not None:
+                protocol.connectionLost(self._reason)
+        finally:
+            self.protocol = None
 
     def attach(self, protocol: object) -> None:
         """``RuntimeError``: nothing takes the place of TLS."""
@@ -85,18 +95,24 @@ def start_tls(
 
     ``context_factory`` is one of Twisted's, as for ``startTLS`` over TCP. From now on the transport is of a class whose methods
     encrypt, so that a program that has kept a reference to it cannot write in the clear. Raises ``RuntimeError`` if it has no
-    protocol: none yet, or none any more.
+    protocol: none yet, or none any more. If the factory makes no connection, its error is raised, and the transport is as it was.
     """
     from twisted.protocols.tls import TLSMemoryBIOFactory
 
     if transport.protocol is None:
         raise RuntimeError("a transport without a protocol cannot be put under TLS")
     factory: Any = TLSMemoryBIOFactory(context_factory, is_client, cast(Any, None), clock)
+    before = (transport.protocol, type(transport))
     tls = factory.protocol(factory, transport.protocol, False)
     producer, streaming, paused = writer.take()
     transport.protocol = tls
     transport.__class__ = _under_tls(type(transport))
-    tls.makeConnection(super(UnderTls, cast(Any, transport)))
+    try:
+        tls.makeConnection(super(UnderTls, cast(Any, transport)))
+    except BaseException:  # else it could not even be closed
+        transport.protocol, transport.__class__ = before
+        writer.producer = producer
+        raise
     if producer is not None:
         transport.registerProducer(producer, streaming)
         if paused and streaming:

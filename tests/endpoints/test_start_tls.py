@@ -29,7 +29,7 @@ from dmsg.glue.tls import start_tls
 from dmsg.mux.client.endpoint import DmsgClientEndpoint, DmsgServerEndpoint
 from dmsg.mux.core.errors import Unsupported
 from dmsg.testing.network import LocalNetwork
-from tests.endpoints.test_programs import KINDS, LIMIT_S, endpoints, quiet
+from tests.endpoints.test_programs import KINDS, LIMIT_S, Reader, endpoints, quiet
 from tests.glue.test_stream_transport import LineTransport, Plain
 
 MIB = 1024 * 1024
@@ -136,6 +136,61 @@ async def test_both_ends_go_on_under_tls(reactor, kind, normal, certificate):
         ours.transport.loseConnection()
         for end in (ours, theirs):
             assert isinstance(await end.over.addTimeout(LIMIT_S, reactor), ConnectionDone)
+        await port.stopListening()
+
+
+class Remembers(Talk):
+    """Asks for the certificate of its peer when it is told of the end."""
+
+    certificate: Any = None
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        self.certificate = ssl.Certificate.peerFromTransport(self.transport)
+        self.transport.write(b"nothing happens")
+        self.transport.loseConnection()
+        super().connectionLost(reason)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest_twisted.ensureDeferred
+async def test_the_certificate_is_there_until_the_end_was_told(reactor, kind, certificate):
+    async with endpoints(reactor, kind) as (server, client_for):
+        theirs = Talk(certificate.options())
+        port = await server.listen(quiet(Factory.forProtocol(lambda: theirs)))
+        ours = await connectProtocol(client_for(port), Remembers(client_options(certificate)))
+        ours.ask()
+        await theirs.want(6).addTimeout(LIMIT_S, reactor)
+        theirs.transport.loseConnection()
+        for end in (ours, theirs):
+            assert isinstance(await end.over.addTimeout(LIMIT_S, reactor), ConnectionDone)
+        assert ours.certificate.digest("sha256") == certificate.digest("sha256")
+        await port.stopListening()
+
+
+class NoFile(ssl.ContextFactory):
+    def getContext(self) -> Any:
+        raise FileNotFoundError("the certificate")
+
+
+@pytest.mark.parametrize("kind", KINDS[1:])
+@pytest_twisted.ensureDeferred
+async def test_a_transport_is_as_it_was_when_tls_cannot_begin(reactor, kind, certificate):
+    """Over TCP it could not even be closed, and its program would not be told of the end."""
+    async with endpoints(reactor, kind) as (server, client_for):
+        theirs = Reader()
+        port = await server.listen(quiet(Factory.forProtocol(lambda: theirs)))
+        ours = await connectProtocol(client_for(port), Reader())
+        source = Source()
+        ours.transport.registerProducer(source, True)
+        with pytest.raises(FileNotFoundError):
+            ours.transport.startTLS(NoFile())
+        assert not ours.transport.TLS
+        assert ours.transport.producer is source
+        ours.transport.write(b"no TLS")
+        ours.transport.loseConnection()
+        for end in (ours, theirs):
+            assert isinstance(await end.over.addTimeout(LIMIT_S, reactor), ConnectionDone)
+        assert theirs.received == b"no TLS"
         await port.stopListening()
 
 
