@@ -128,11 +128,12 @@ def _redis_server(parts: SplitResult) -> tuple[HostPort | str, int]:
     if parts.fragment or parts.port == 0:
         raise ValueError
     if parts.scheme == "redis+unix":
-        path, database = unquote(parts.path), parts.query.removeprefix("db=") or "0"
+        path, query = unquote(parts.path, errors="strict"), parts.query or "db=0"
         is_path = path.startswith("/") and path.isprintable() and len(path.encode()) <= _SOCKET_PATH_LIMIT_BYTES
-        if parts.hostname or not is_path:
+        # what looks like a port may be the beginning of a password with a "/"
+        if parts.hostname or parts.port is not None or not query.startswith("db=") or not is_path:
             raise ValueError
-        return path, _redis_database(database)
+        return path, _redis_database(query[3:] or "0")
     if parts.query:
         raise ValueError
     host, port = parts.hostname or "", parts.port or 6379

@@ -216,7 +216,8 @@ def test_a_redis_url_is_read_and_shown_without_credentials(url: str, text: str, 
         "redis://:pass word@h\nost", "redis://[::1", "redis://host/99999999999999999999", "redis://host/٣",
         "rediss:", "rediss://host?ssl_cert_reqs=none", "redis+unix:", "redis+unix://host/path", "redis+unix:run/redis.sock",
         "redis+unix:///a?db=65536", "redis+unix:///a?db=1&db=2", "redis+unix:///a?password=b", "redis+unix:///a%0A",
-        "redis+unix:///" + 107 * "a", "redis+unix:///a#f", "unix:///a",
+        "redis+unix:///" + 107 * "a", "redis+unix:///a#f", "unix:///a", "redis+unix:///a?3", "redis+unix:///a?=3",
+        "redis+unix://:6379/a", "redis+unix://:12/34@/a", "redis+unix:///%FF",
     ],
 )  # fmt: skip
 def test_what_is_no_redis_url_is_refused_without_repeating_it(url: str) -> None:
