@@ -61,8 +61,8 @@ class UnderTls:
         """``RuntimeError``: nothing takes the place of TLS."""
         raise RuntimeError("a transport under TLS keeps its protocol")
 
-    def startTLS(self, contextFactory: object, normal: bool = True) -> bool:
-        """``RuntimeError``: once is enough."""
+    def startTLS(self, contextFactory: object, normal: bool = True) -> None:
+        """``RuntimeError``: TLS begins once."""
         raise RuntimeError("the transport is under TLS already")
 
     def getHandle(self) -> Any:

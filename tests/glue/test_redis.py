@@ -17,9 +17,8 @@ from dmsg.address import HostPort, RedisAddress
 from dmsg.glue.errors import RedisAway, RedisRefused
 from dmsg.glue.redis import DEMOTED_S, REPLY_TIMEOUT_S, RedisConnection
 from dmsg.testing.memory import MemoryNetwork
+from tests.pyopenssl import twisted_and_pyopenssl
 
-#: Twisted hands pyOpenSSL what the newest pyOpenSSL would rather not take.
-twisted_and_pyopenssl = pytest.mark.filterwarnings("ignore:.*(pyOpenSSL|OpenSSL|cryptography).*:DeprecationWarning")
 ADDRESS = RedisAddress(HostPort("192.0.2.1", 6379))
 
 

@@ -21,6 +21,7 @@ from zope.interface import implementer
 
 from dmsg.mux.client.endpoint import DmsgClientEndpoint, DmsgServerEndpoint
 from dmsg.testing.network import LocalNetwork
+from tests.pyopenssl import twisted_and_pyopenssl
 
 pytestmark = pytest.mark.system
 MIB = 1024 * 1024
@@ -161,10 +162,6 @@ def certificate(self_signed):
 class LoudEcho(Protocol):
     def dataReceived(self, data):
         self.transport.write(data.upper())
-
-
-#: Twisted hands pyOpenSSL what the newest pyOpenSSL would rather not take.
-twisted_and_pyopenssl = pytest.mark.filterwarnings("ignore:.*(pyOpenSSL|OpenSSL|cryptography).*:DeprecationWarning")
 
 
 @twisted_and_pyopenssl
