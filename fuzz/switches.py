@@ -36,6 +36,8 @@ SMALL_LIMITS: dict[str, Any] = {
     "queued_total_bytes": 10_000,
     "control_backlog_bytes": 1_000,
 }
+#: Requests to one client of which none is refused for those of others: each group may owe as much as what is left.
+LEAST_REQUESTS: int = min(SMALL_LIMITS["stranger_request_burst"], SMALL_LIMITS["known_request_burst"]) // 2
 #: Room for the end of a transport, which is queued behind its data beyond all limits.
 _CLOSE_SLACK_BYTES = 64 * (5 + 18)
 

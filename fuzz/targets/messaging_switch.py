@@ -29,7 +29,7 @@ from dmsg.serving.events import Ending, RequestRefused, SwitchEvent, TransportEn
 from dmsg.serving.member import LegState
 from fuzz.choices import Choices
 from fuzz.oracles import outcome
-from fuzz.switches import CLIENTS, SMALL_LIMITS, World, run
+from fuzz.switches import CLIENTS, LEAST_REQUESTS, SMALL_LIMITS, World, run
 
 _LIMITS = RelayLimits(close_timeout_s=5.0, strays_per_s=1e6, stray_burst=10**6, **SMALL_LIMITS)
 _MESSAGE = CLIENTS[0].raw + bytes(16)
@@ -269,6 +269,9 @@ class _World(World):
                 or self.asked[member] > limits.request_burst
                 or (not fault and self.requests[payload[:KEY_BYTES]] > limits.pair_request_burst)
             )
+        elif reason == "requests_per_target":
+            assert not fault
+            assert self.requests[payload[:KEY_BYTES]] > LEAST_REQUESTS
         elif fault:
             assert reason == fault
         else:

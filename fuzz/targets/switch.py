@@ -30,7 +30,7 @@ from dmsg.serving.events import RequestRefused, SwitchEvent, TransportEnded, Tra
 from dmsg.serving.member import LegState
 from fuzz.choices import Choices, repeatable
 from fuzz.oracles import PlainRecords
-from fuzz.switches import CLIENTS, SMALL_LIMITS, World, run
+from fuzz.switches import CLIENTS, LEAST_REQUESTS, SMALL_LIMITS, World, run
 
 _LIMITS = RelayLimits(strays_per_s=1.0, stray_burst=10, **SMALL_LIMITS)
 
@@ -202,6 +202,9 @@ class _World(World):
                 or sum(self.requests.values()) > self.limits.request_burst
                 or self.requests[payload[33:REQUEST_BYTES]] > self.limits.pair_request_burst
             )
+        elif reason == "requests_per_target":
+            assert not fault
+            assert self.requests[payload[33:REQUEST_BYTES]] > LEAST_REQUESTS
         else:
             assert reason == (fault or "busy")
 
