@@ -117,6 +117,6 @@ def start_tls(
         transport.registerProducer(producer, streaming)
         if paused and streaming:
             if transport.blocked:
-                writer.pause()  # TLS is to know at once that it waits, and let it go on with us
+                writer.pause()  # TLS learns now that its producer waits, and resumes it when we resume TLS
             else:
                 cast(IPushProducer, producer).resumeProducing()

@@ -107,12 +107,12 @@ class Early(Talk):
         self.transport.write(bytes(4 * MIB))
 
 
-async def secured(server, client_for, certificate, *, normal=True, name="site.dmsg"):
+async def secured(server, client_for, certificate, *, normal=True, name="site.dmsg", dialler=Talk):
     """Two ends that have begun TLS, and the port; the dialling end is the TLS client, or the server."""
     for_client, for_server = client_options(certificate, name), certificate.options()
     theirs = Talk(for_server if normal else for_client, normal=normal)
     port = await server.listen(quiet(Factory.forProtocol(lambda: theirs)))
-    ours = await connectProtocol(client_for(port), Talk(for_client if normal else for_server, normal=normal))
+    ours = await connectProtocol(client_for(port), dialler(for_client if normal else for_server, normal=normal))
     ours.ask()
     return ours, theirs, port
 
@@ -155,10 +155,7 @@ class Remembers(Talk):
 @pytest_twisted.ensureDeferred
 async def test_the_certificate_is_there_until_the_end_was_told(reactor, kind, certificate):
     async with endpoints(reactor, kind) as (server, client_for):
-        theirs = Talk(certificate.options())
-        port = await server.listen(quiet(Factory.forProtocol(lambda: theirs)))
-        ours = await connectProtocol(client_for(port), Remembers(client_options(certificate)))
-        ours.ask()
+        ours, theirs, port = await secured(server, client_for, certificate, dialler=Remembers)
         await theirs.want(6).addTimeout(LIMIT_S, reactor)
         theirs.transport.loseConnection()
         for end in (ours, theirs):
@@ -238,10 +235,7 @@ async def test_a_file_follows_data_that_the_peer_has_not_taken(reactor, kind, ce
 async def test_a_producer_from_before_the_handshake_keeps_to_the_pace_of_the_reader(reactor, kind, certificate):
     """Once the handshake is over, TLS lets it go on, whether or not the transport takes more."""
     async with endpoints(reactor, kind) as (server, client_for):
-        theirs = Talk(certificate.options())
-        port = await server.listen(quiet(Factory.forProtocol(lambda: theirs)))
-        ours = await connectProtocol(client_for(port), Early(client_options(certificate)))
-        ours.ask()
+        ours, theirs, port = await secured(server, client_for, certificate, dialler=Early)
         await theirs.want(6).addTimeout(LIMIT_S, reactor)
         theirs.transport.pauseProducing()
         assert ours.source.told[0] == "pause"
