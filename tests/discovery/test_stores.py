@@ -36,8 +36,10 @@ from dmsg.discovery.stores.redis import OPERATION_TIMEOUT_S, RedisStore
 from dmsg.discovery.stores.rules import (
     READ_MARKS,
     READ_MARKS_INTERVAL_NS,
+    READ_MARKS_WRITTEN,
     ReadMarks,
     StoreLimits,
+    hour_of,
     shielded,
     stored_entry,
 )
@@ -121,6 +123,8 @@ async def test_available_servers_are_drawn_up_to_a_limit(
     everything = await store.available_servers(100, now_ns)
     assert len(everything) == len({entry.static for entry in everything}) == 13
     assert both in everything
+    asked = [make_entry(name).static.raw for name in ("full", "client", "both")]
+    assert await store.servers_of(asked, now_ns) == [both]
     assert all(entry.server.available_connections > 0 for entry in everything)
     drawn: Counter[Any] = Counter()
     for _ in range(40):
@@ -192,6 +196,24 @@ async def test_of_racing_iterations_exactly_one_wins(store: Any, make_entry: Any
     assert await store.get(rivals[0].static, now_ns) == winners[0]
 
 
+def test_a_draw_begins_at_a_random_place_which_is_another_one_after_each_write(
+    make_entry: Any, now_ns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_table, "DRAWN_FROM", 2)
+    store_table.prepare(connection := store_table.connect(":memory:"), StoreLimits(), now_ns)
+    table = store_table.EntryTable(StoreLimits())
+    for name, sequence, slot in (("one", 0, 10), ("other", 0, 20), ("third", 0, 30), ("one", 1, 25)):
+        entry = make_entry(name, sequence, address="10.0.0.1:80")
+        table.put(connection, entry, "", slot, now_ns)
+    statements: list[str] = []
+    connection.set_trace_callback(statements.append)
+    numbers = SimpleNamespace(randrange=lambda stop: 21)
+    drawn = store_table.draw(connection, "key", 100, now_ns, numbers, "dmsg")  # type: ignore[arg-type]
+    connection.close()
+    assert drawn == [make_entry(name).static.raw for name in ("one", "third", "other")]
+    assert statements[0].endswith("LIMIT 2\n"), "that is enough to see that there are more"
+
+
 @pytest_twisted.ensureDeferred
 async def test_a_server_that_becomes_full_is_no_longer_available(store: Any, make_entry: Any, now_ns: int) -> None:
     await store.put(make_entry("relay", 0, address="10.0.0.1:80"), now_ns)
@@ -220,6 +242,24 @@ def test_of_reads_that_were_not_written_down_a_bounded_number_is_remembered(now_
         taken += some
         now_ns += READ_MARKS_INTERVAL_NS
     assert len(taken) == READ_MARKS
+
+
+def test_reads_are_written_down_some_at_a_time_and_not_with_each_write(now_ns: int) -> None:
+    marks = ReadMarks()
+    for number in range(READ_MARKS_WRITTEN + 100):
+        marks.note(number.to_bytes(4, "big"), 0, now_ns)
+    assert len(marks.take(now_ns)) == READ_MARKS_WRITTEN
+    assert marks.take(now_ns + READ_MARKS_INTERVAL_NS - 1) == []
+    assert len(marks.take(now_ns + READ_MARKS_INTERVAL_NS)) == 100
+    marks.note(b"again", 0, now_ns)
+    assert marks.take(now_ns) == [b"again"], "the clock was set back"
+
+
+def test_a_read_is_written_down_once_an_hour(now_ns: int) -> None:
+    marks, hour = ReadMarks(), hour_of(now_ns)
+    marks.note(b"read in this hour", hour, now_ns)
+    marks.note(b"read before", hour - 1, now_ns)
+    assert marks.take(now_ns) == [b"read before"]
 
 
 # --- expiry ------------------------------------------------------------------------------------------------------------

@@ -253,7 +253,7 @@ def draw(
     connection: Connection, column: str, limit: int, now_ns: int, random: RandomNumbers, protocol: str
 ) -> list[bytes]:
     """``column`` of at most ``limit`` available servers that speak ``protocol``, at random."""
-    found = _walk(connection, column, 0, max(limit, DRAWN_FROM), now_ns, protocol)
+    found = _walk(connection, column, 0, DRAWN_FROM, now_ns, protocol)
     if len(found) < DRAWN_FROM:
         return random.sample(found, min(limit, len(found)))
     return _walk(connection, column, random.randrange(SLOTS), limit, now_ns, protocol)
