@@ -318,7 +318,6 @@ class ProofSchedule:
 
     def _lose_proof(self, record: RelayRecord) -> None:
         self._unindex(record)
-        record.misses = 0
         if record.proved:
             record.network = ""
             self._unproved.put(record)
