@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from dmsg.address import HostPort, network_group
 from dmsg.crypto.keys import PublicKey, SecretKey
 from dmsg.discovery.errors import AddressNotGlobal
+from dmsg.discovery.proofs.budgets import ProofBudgets
 from dmsg.discovery.proofs.limits import ProofLimits
 from dmsg.discovery.proofs.queue import FairQueue
 from dmsg.discovery.proofs.record import RelayRecord, RelayState
@@ -271,6 +273,42 @@ def test_many_relays_of_one_honest_host_are_proved_at_once() -> None:
     assert driver.schedule.listed == 200
 
 
+def budget_record(name: str, ip: str, source_host: str = "8.8.8.8") -> RelayRecord:
+    record = RelayRecord(key(name), HostPort(ip, 80), source_host, 0.0)
+    record.source = network_group(record.source_host)
+    return record
+
+
+def test_a_budget_that_is_used_up_takes_no_token_of_the_others() -> None:
+    budgets = ProofBudgets(ProofLimits(failures_per_source=3, failures_per_network=1, failures_per_source_per_s=0.001))
+    assert budgets.take(budget_record("first", "198.51.100.1"), "198.51.100.1", 0.0) == 0
+    for number in range(2, 9):
+        ip = f"198.51.100.{number}"
+        assert budgets.take(budget_record(ip, ip), ip, 0.0) > 0
+    for ip in ("192.0.2.1", "198.18.0.1"):
+        assert budgets.take(budget_record(ip, ip), ip, 0.0) == 0
+
+
+@pytest.mark.parametrize(("source_host", "proofs"), [("8.8.8.8", 2), ("10.0.0.1", 9), ("", 9)])
+def test_a_source_on_a_private_network_has_no_budget_of_its_own(source_host: str, proofs: int) -> None:
+    """It may be a web server in front of discovery, and stand for all relays that there are."""
+    budgets = ProofBudgets(ProofLimits(failures_per_source=2))
+    places = [f"198.51.{number}.1" for number in range(9)]
+    assert [budgets.take(budget_record(ip, ip, source_host), ip, 0.0) for ip in places].count(0.0) == proofs
+
+
+def test_a_proof_under_way_at_an_address_is_no_reason_to_ask_often_for_the_budget_of_a_source() -> None:
+    limits = ProofLimits(failures_per_source=1, failures_per_source_per_s=0.01, failures_per_address=1)
+    budgets = ProofBudgets(limits)
+    first, second = (budget_record(name, "198.51.100.1") for name in ("first", "second"))
+    assert budgets.take(first, "198.51.100.1", 0.0) == 0
+    assert budgets.take(second, "198.51.100.1", 0.0) >= 100
+    elsewhere = budget_record("third", "198.51.100.1", "9.9.9.9")
+    assert budgets.take(elsewhere, "198.51.100.1", 0.0) == 1.0, "the token may come back soon"
+    budgets.end(first, give_back=False)
+    assert budgets.take(elsewhere, "198.51.100.1", 0.0) > 10
+
+
 def test_strangers_cannot_use_up_the_budget_of_a_relay_that_registers_itself() -> None:
     driver = Driver(only("203.0.114.7:80"))
     for at in range(200):
@@ -318,6 +356,16 @@ def test_one_source_cannot_keep_names_from_being_resolved() -> None:
     assert driver.schedule.networks["dmsg"].keys() == {"203.0.114.0/24"}, "a name's network is the one that was reached"
     driver.schedule.resolved("9.9.9.0/24")
     assert driver.schedule.next(driver.now) is not None
+
+
+def test_names_from_many_sources_hold_a_bounded_number_of_threads() -> None:
+    schedule = ProofSchedule(ProofLimits(resolving=4, resolving_per_source=2), Random(1), 0.0)
+    for at in range(10):
+        schedule.offer(key(at), HostPort.parse(f"slow.example{at}.com:80"), f"9.9.{at}.9", 0.0)
+    stuck = [record for _ in range(10) if (record := schedule.next(0.0)) is not None]
+    assert len(stuck) == 4
+    schedule.resolved(stuck[0].source)
+    assert schedule.next(0.0) is not None and schedule.next(0.0) is None
 
 
 def test_a_name_that_was_proved_is_given_no_leave_to_point_elsewhere() -> None:
@@ -373,6 +421,27 @@ def test_a_listed_relay_has_three_attempts_unless_it_is_certainly_gone() -> None
         driver.now += 0.5
     driver.schedule.failed(record, driver.now)
     assert not driver.is_listed("relay")
+
+
+def test_a_success_forgets_what_came_before_it() -> None:
+    schedule = ProofSchedule(ProofLimits(attempts=3), Random(1), 0.0)
+    schedule.offer(key("relay"), HostPort("198.51.100.1", 80), "", 0.0)
+    for number, succeeds in enumerate((True, False, False, True, False, False, True)):
+        now = 1_000.0 * number
+        record = schedule.next(now)
+        assert record is not None and schedule.admit(record, "198.51.100.1", now) == 0
+        if succeeds:
+            record.postponements = 5
+            schedule.succeeded(record, "198.51.100.1", now)
+            assert (record.postponements, record.failures) == (0, 0)
+        else:
+            schedule.failed(record, now, certain=False)
+        assert schedule.listed == 1
+    record = schedule.next(10_000.0)
+    assert record is not None
+    record.postponements = 5
+    schedule.failed(record, 10_000.0)
+    assert (record.postponements, record.failures) == (0, 1)
 
 
 def test_pauses_grow_with_each_failure() -> None:
@@ -431,6 +500,20 @@ def test_a_relay_that_registers_every_second_is_tried_every_ten() -> None:
     assert len(driver.schedule._due) <= 1 + 1.2 * LIMITS.interval_s / LIMITS.retry_first_s
 
 
+def test_a_relay_that_registers_again_after_many_failures_is_not_tried_at_once() -> None:
+    schedule = ProofSchedule(ProofLimits(retry_first_s=10.0, interval_s=180.0), Random(1), 0.0)
+    offer = partial(schedule.offer, key("dead"), HostPort("198.51.100.1", 80), "")
+    offer(0.0)
+    for failures in range(5):
+        now = 1_000.0 * failures
+        record = schedule.next(now)
+        assert record is not None
+        schedule.failed(record, now)
+    offer(now + 1.0)
+    assert schedule.next(now + 7.9) is None
+    assert schedule.next(now + 10.1) is record
+
+
 def test_a_relay_that_waits_for_a_budget_does_not_wait_less_when_it_registers_again() -> None:
     asked, tries = [0, 0], 600
     for often in (False, True):
@@ -484,6 +567,15 @@ def test_pauses_begin_anew_at_another_address() -> None:
     driver.offer("relay", "20.0.0.1:81", "20.0.0.1")
     driver.advance(3 * LIMITS.timeout_s + (1 + 2) * 1.2 * LIMITS.retry_first_s)
     assert driver.connections["20.0.0.1"] >= failed + 3
+
+
+def test_a_relay_that_is_found_in_the_store_still_counts_for_the_source_that_registered_it() -> None:
+    schedule = ProofSchedule(ProofLimits(), Random(1), 0.0)
+    address = HostPort("198.51.100.1", 80)
+    for source_host, source in (("8.8.8.8", "8.8.8.0/24"), ("", "8.8.8.0/24"), ("9.9.9.9", "9.9.9.0/24")):
+        schedule.offer(key("relay"), address, source_host, 0.0)
+        record = schedule.get(key("relay").raw)
+        assert record is not None and record.source == source
 
 
 def test_what_is_withdrawn_is_listed_no_more_and_comes_back_at_once() -> None:
@@ -575,6 +667,31 @@ def test_what_is_registered_again_gives_its_place_up_last(full: str) -> None:
         network = names.index(name) if full == "the table" else 0
         schedule.offer(key(name), HostPort(f"20.0.{network}.{names.index(name) + 1}", 80), "40.0.0.1", now)
     assert {name for name in names if key(name).raw in schedule} == {"first", "third", "fourth"}
+
+
+def test_a_newcomer_takes_no_place_of_a_proved_relay_whose_network_has_as_few() -> None:
+    schedule = ProofSchedule(ProofLimits(relays=3), Random(1), 0.0)
+    for ip in ("198.51.100.1", "198.51.100.2", "203.0.113.1"):
+        schedule.offer(key(ip), HostPort(ip, 80), "", 0.0)
+        record = schedule.next(0.0)
+        assert record is not None and schedule.admit(record, ip, 0.0) == 0
+        schedule.succeeded(record, ip, 0.0)
+    schedule.offer(key("second"), HostPort("203.0.113.2", 80), "", 0.0)
+    assert key("second").raw not in schedule and schedule.listed == 3
+    schedule.offer(key("alone"), HostPort("192.0.2.1", 80), "", 0.0)
+    assert key("alone").raw in schedule and schedule.listed == 2, "there a network has two more"
+    assert key("203.0.113.1").raw in schedule
+
+
+def test_in_a_full_network_a_relay_that_was_not_found_makes_room_first() -> None:
+    schedule = ProofSchedule(ProofLimits(relays_per_network=2), Random(1), 0.0)
+    schedule.offer(key("failed"), HostPort("198.51.100.2", 80), "", 1.0)
+    record = schedule.next(1.0)
+    assert record is not None and schedule.admit(record, "198.51.100.2", 1.0) == 0
+    schedule.failed(record, 1.0)
+    schedule.offer(key("waits"), HostPort("198.51.100.1", 80), "", 0.0)
+    schedule.offer(key("newcomer"), HostPort("198.51.100.3", 80), "", 2.0)
+    assert [key(name).raw in schedule for name in ("failed", "waits", "newcomer")] == [False, True, True]
 
 
 def test_one_network_has_a_bounded_number_of_records() -> None:
