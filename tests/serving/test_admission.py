@@ -51,6 +51,7 @@ def test_a_crowd_against_a_list(steps: list[tuple[bool, int, int]], random: stdl
         networks = Counter(each.origin.network for each in model)
         assert all(crowd.count(address) == n for address, n in addresses.items())
         assert crowd.networks.most == max(networks.values(), default=0)
+        assert crowd._addresses.keys() == networks.keys(), "networks cost nothing once they hold no place"
         if not model:
             with pytest.raises(KeyError):
                 crowd.largest()
@@ -211,10 +212,32 @@ def test_who_has_no_idle_client_to_end_turns_the_newcomer_away() -> None:
     table.rests(b)
     assert table.victim(Origin.of("10.0.2.1")) in (a, b)
     assert table.victim(Origin.of("10.0.1.2")) is None, "that network would have as many"
-    table.is_busy(a)
-    table.left(b)
-    table.rests(b)
+
+
+def test_a_client_that_turned_out_to_be_busy_is_not_given_again_before_it_rests() -> None:
+    table: Admission[One] = Admission(ServingLimits(connections=3, connections_per_address=3))
+    clients = [one("10.0.0.1") for _ in range(3)]
+    for each in clients:
+        table.joined(each)
+        table.carries(each)
+        table.rests(each)
+    newcomer, youngest = Origin.of("10.0.2.1"), clients[2]
+    table.is_busy(youngest)
+    assert youngest not in [table.victim(newcomer) for _ in range(40)]
+    table.rests(youngest)
+    assert youngest in [table.victim(newcomer) for _ in range(40)]
+
+
+def test_a_fresh_client_whose_request_failed_is_not_quiet() -> None:
+    table: Admission[One] = Admission(ServingLimits(connections=2))
+    for each in (clients := [one("10.0.0.1") for _ in range(2)]):
+        table.joined(each)
+        table.rests(each)
+        table.carries(each)
     assert table.victim(Origin.of("10.0.2.1")) is None
+    for each in clients:
+        table.rests(each)
+    assert table.victim(Origin.of("10.0.2.1")) in clients
 
 
 def test_a_full_address_makes_room_by_itself_however_many_other_networks_hold() -> None:
@@ -262,9 +285,11 @@ def test_places_that_were_given_back_are_free_again() -> None:
     assert len(table.strangers) == 0 and table.is_full(a.origin)
     table.left(a)
     assert not table.is_full(a.origin) and table.victim(a.origin) is None
-    table.carries(a)
-    table.rests(a)  # what comes late counts for nothing
-    c = one("10.0.1.1")
-    table.joined(c)
-    for _ in range(20):
-        assert table.victim(Origin.of("10.0.2.1")) in (b, c)
+    table.left(b)
+    for each in (a, b):
+        table.carries(each)
+        table.rests(each)  # what comes late counts for nothing
+    for each in (one("10.0.1.1"), one("10.0.3.1")):
+        table.joined(each)
+        table.carries(each)
+    assert table.victim(Origin.of("10.0.2.1")) is None

@@ -35,3 +35,11 @@ def test_what_is_refused_by_one_limit_takes_nothing_of_another() -> None:
     assert [rates.take(one, 0.0) for _ in range(5)] == ["", "", "", *["handshakes_per_network"] * 2]
     assert [rates.take(other, 0.0) for _ in range(4)] == ["", "", "", "handshakes_per_network"]
     assert [rates.take(third, 0.0) for _ in range(3)] == ["", "handshakes", "handshakes"]
+
+
+def test_half_of_the_rate_of_all_is_kept_for_those_that_prove_their_address() -> None:
+    rates = HandshakeRates(ServingLimits(handshake_burst=20, handshakes_per_s=1e-9), 0.0)
+    strangers = [rates.take(Origin.of(f"10.1.{network}.1"), 0.0, kept=0.5) for network in range(30)]
+    assert strangers == [""] * 10 + ["handshakes"] * 20
+    proved = [rates.take(Origin.of(f"10.2.{network}.1"), 0.0) for network in range(30)]
+    assert proved == [""] * 10 + ["handshakes"] * 20

@@ -82,6 +82,7 @@ def test_secrets_are_drawn_anew_and_forgotten() -> None:
     assert drawn == [32, 32, 32]
     assert cookies[0] == cookies[1]
     assert [jar.opens(cookie, "a", b"m", 2 * COOKIE_SLOT_S) for cookie in cookies] == [False, False, True, True]
+    assert not jar.opens(cookies[0], "a", b"m", 0.0), "even if the clock is set back: its secret is gone"
 
 
 # --- what is let through ---------------------------------------------------------------------------------------------

@@ -138,6 +138,24 @@ def test_a_source_with_its_share_displaces_no_more(relay):
     assert sum(map(tunnel.is_open, ids)) == 90
 
 
+def test_of_two_sources_with_nearly_as_many_places_none_yields_to_the_other(relay):
+    net = relay(transports_per_connection=10)
+    victim, one, other = net.join("victim"), net.join("one"), net.join("other")
+    kept = one.dial_many(victim, 3), other.dial_many(victim, 2)
+    for _ in range(3):
+        assert other.dial(victim) == BUSY
+    assert all(map(one.is_open, kept[0])) and all(map(other.is_open, kept[1]))
+
+
+def test_a_connection_with_its_share_displaces_no_more_of_its_own_address(relay):
+    net = relay(transports_per_connection=20, transports_per_pair=2)
+    victim, many, other = net.join("victim"), net.join("many", "home"), net.join("other", "home")
+    ids = many.dial_many(victim, 10)
+    other.dial_many(victim, 2)
+    assert other.dial(victim) == BUSY
+    assert sum(map(many.is_open, ids)) == 8
+
+
 def test_who_is_refused_by_the_client_takes_no_place(relay):
     """At a full target a stranger's REQUEST costs no transport; only an accepted one does."""
     net = relay(transports_per_connection=8)
@@ -175,13 +193,17 @@ def test_unanswered_requests_of_strangers_keep_no_other_client_out(relay):
     """The oldest of the source with the most goes, and the friend's is answered."""
     net = relay(unanswered_per_target=16)
     victim, stranger, friend = net.join("victim"), net.join("stranger"), net.join("friend")
-    ids = [stranger.ask(victim) for _ in range(20)]
+    own = victim.ask(stranger)
+    ids = []
+    for _ in range(20):
+        net.advance(0.01)
+        ids.append(stranger.ask(victim))
     stranger.read()
     assert stranger.closed == dict.fromkeys(ids[16:], BUSY)
     transport_id = friend.ask(victim)
     stranger.read()
-    assert stranger.closed[ids[0]] == BUSY
-    victim.read()
+    assert stranger.closed == dict.fromkeys([*ids[16:], ids[0]], BUSY)
+    assert victim.is_open(own), "a request of its own takes none of these places"
     [(there, payload)] = [request for request in victim.requests if request[1].startswith(friend.key.raw)]
     victim.say(ACCEPT, there, payload)
     assert friend.is_open(transport_id)

@@ -112,6 +112,19 @@ def test_one_search_frees_enough_however_little_waits_for_each_receiver(relay):
     assert list(sender.closed.values()) == [SLOW] * 3
 
 
+def test_of_one_address_the_connection_with_the_most_loses_a_queue(relay):
+    net = relay(queued_per_connection_bytes=400_000)
+    many, one = net.join("many", "home"), net.join("one", "home")
+    receiver = net.join("receiver")
+    ids, [longest] = many.dial_many(receiver, 3), one.dial_many(receiver, 1)
+    receiver.pause()
+    one.send(longest, 150_000)
+    for transport_id in ids:
+        many.send(transport_id, 100_000)
+    assert one.is_open(longest)
+    assert sum(map(many.is_open, ids)) == 2
+
+
 def test_one_receiver_keeps_the_queue_of_a_friend(relay):
     """Strangers with many keys of one address fill the queues of a slow receiver: theirs are closed, not the friend's."""
     net = relay(queued_per_connection_bytes=2 * MIB)
@@ -153,6 +166,39 @@ def test_who_reads_a_little_does_not_put_the_loss_on_who_stalls_for_a_moment(rel
     sender.read()
     assert SLOW in sender.closed.values()
     assert alice.is_open(kept)
+
+
+def test_a_receiver_that_takes_something_now_and_then_is_not_stalled(relay):
+    net = relay(queued_total_bytes=MIB)
+    senders = [net.join(f"sender {number}") for number in range(2)]
+    slow, stuck = receivers = [net.join(f"receiver {number}") for number in range(2)]
+    ids = [sender.dial_many(receiver, 1)[0] for sender, receiver in zip(senders, receivers, strict=True)]
+    slow.pause()
+    stuck.pause()
+    senders[1].send(ids[1], 300_000)
+    senders[0].send(ids[0], 256_000)
+    for _ in range(10):
+        senders[0].send(ids[0], 96_000)
+        net.advance(0.5)
+        slow.read(1)
+        assert slow.member.waiting
+    senders[0].send(ids[0], 530_000)
+    assert senders[0].is_open(ids[0]), "300 KB that wait for five seconds count more"
+    assert not senders[1].is_open(ids[1])
+
+
+def test_a_receiver_that_stalls_just_now_was_not_stalled_while_nothing_waited_for_it(relay):
+    net = relay(queued_total_bytes=MIB)
+    senders = [net.join(f"sender {number}") for number in range(2)]
+    friend, stuck = receivers = [net.join(f"receiver {number}") for number in range(2)]
+    ids = [sender.dial_many(receiver, 1)[0] for sender, receiver in zip(senders, receivers, strict=True)]
+    stuck.pause()
+    senders[1].send(ids[1], 300_000)
+    net.advance(5.0)
+    friend.pause()
+    senders[0].send(ids[0], 780_000)
+    assert senders[0].is_open(ids[0]), "300 KB that wait for five seconds count more"
+    assert not senders[1].is_open(ids[1])
 
 
 def test_small_frames_take_little_more_memory_than_they_count(relay):
@@ -219,6 +265,33 @@ def test_more_data_for_a_receiver_that_takes_nothing_gives_it_no_more_time(relay
     net.advance(1.0)
     alice.read()
     assert alice.closed == {one: SLOW, two: SLOW}
+
+
+def test_more_data_in_a_long_queue_gives_it_no_more_time(relay):
+    net = relay(queue_soft_bytes=100_000, slow_consumer_timeout_s=10.0, queue_stall_timeout_s=30.0)
+    alice, bob = net.join("alice"), net.join("bob")
+    [stalled] = alice.dial_many(bob, 1)
+    bob.pause()
+    alice.send(stalled, 110_000)
+    for _ in range(9):
+        net.advance(1.0)
+        alice.say(FWD, stalled, bytes(2))
+    assert alice.is_open(stalled)
+    net.advance(1.0)
+    assert not alice.is_open(stalled)
+
+
+def test_a_queue_that_is_not_long_any_more_has_the_time_of_any_queue(relay):
+    net = relay(queue_soft_bytes=100_000, slow_consumer_timeout_s=10.0, queue_stall_timeout_s=30.0)
+    alice, bob = net.join("alice"), net.join("bob")
+    [stalled] = alice.dial_many(bob, 1)
+    bob.pause()
+    alice.send(stalled, 110_000)
+    net.advance(9.0)
+    bob.read(1)
+    assert 0 < net.switch.queued_bytes < 100_000
+    net.advance(29.0)
+    assert alice.is_open(stalled)
 
 
 def test_a_receiver_that_took_everything_has_the_time_of_one_stall_when_it_stalls_again(relay):

@@ -146,6 +146,16 @@ def test_strangers_leave_friends_room_in_what_a_client_has_not_taken_yet(relay):
     assert sum(len(friend.accepted) for friend in friends) == len(asked) + len(friends)
 
 
+def test_friends_do_not_fill_the_memory_of_a_relay_for_a_client_that_takes_nothing(relay):
+    net = relay(control_backlog_bytes=1_000)
+    victim = net.join("victim")
+    [friend] = friends_of(net, victim, 1)
+    victim.pause()
+    asked = [friend.ask(victim) for _ in range(30)]
+    friend.read()
+    assert friend.closed == dict.fromkeys(asked[15:], CloseReason.BUSY), "71 bytes each"
+
+
 def test_what_is_unanswered_may_come_at_once(relay):
     net = relay()
     here, there = net.join("here"), net.join("there")
@@ -153,6 +163,22 @@ def test_what_is_unanswered_may_come_at_once(relay):
     there.accept_all()
     here.read()
     assert here.accepted == set(ids)
+
+
+def test_a_friend_that_used_up_its_rate_gets_no_new_burst_because_strangers_ask_for_nothing(relay):
+    net = relay(known_requests_per_s=10.0, known_request_burst=100)
+    victim = net.join("victim")
+    [friend] = friends_of(net, victim, 1)
+    arrived = []
+    for _ in range(3):
+        for _ in range(100):
+            friend.ask(victim)
+            refuse_all(victim)
+        friend.read()
+        arrived.append(list(friend.closed.values()).count(CloseReason.REFUSED))
+        friend.closed.clear()
+        net.advance(1.0)
+    assert arrived[0] >= 40 and max(arrived[1:]) <= 11
 
 
 def test_strangers_to_many_clients_do_not_get_their_rates_forgotten(relay):
@@ -175,6 +201,23 @@ def test_strangers_to_many_clients_do_not_get_their_rates_forgotten(relay):
     for other in others:
         assert not isinstance(stranger.dial(other), CloseReason)
         net.advance(0.01)
+
+
+def test_a_stranger_that_asks_one_client_all_the_time_may_ask_others_one_after_the_other(relay):
+    net = relay(requests_per_s=1e6, request_burst=10**6)
+    victim, stranger = net.join("victim"), net.join("stranger")
+    others = [net.join(f"other {number}") for number in range(300)]
+    for _ in range(10):
+        stranger.ask(victim)
+    arrived = 0
+    for other in others:
+        stranger.ask(other)
+        arrived += refuse_all(other)
+        stranger.ask(victim)
+        refuse_all(victim)
+        stranger.read()
+        net.advance(0.02)
+    assert arrived == len(others)
 
 
 def test_little_is_remembered_of_floods_that_are_over(relay):

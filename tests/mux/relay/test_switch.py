@@ -25,6 +25,7 @@ from dmsg.mux.core.wire import (
     ACCEPT,
     ACK,
     CLOSE,
+    EXTENDED_REQUEST_LIMIT_BYTES,
     FRAME_PAYLOAD_LIMIT_BYTES,
     FWD,
     OK,
@@ -247,6 +248,20 @@ def test_request_contents_are_checked(payload: bytes, reason: int) -> None:
     bench.check_empty()
 
 
+def test_a_request_with_more_than_two_keys_is_for_clients_that_know_the_extension() -> None:
+    bench = Bench()
+    alice, carol = Client(bench, ALICE, extended=True), Client(bench, CAROL, extended=True)
+    [bob] = bench.connect(BOB)
+    assert alice.say(REQUEST, 2, ALICE.raw + BOB.raw + b"\0") == [RequestRefused(alice.member, "unsupported")]
+    assert (alice.frames(), bob.frames()) == ([close(2, CloseReason.UNSUPPORTED)], [])
+    longest = (ALICE.raw + CAROL.raw).ljust(EXTENDED_REQUEST_LIMIT_BYTES, b"\0")
+    alice.say(REQUEST, 4, longest)
+    [(_, _, passed_on)] = carol.frames()
+    assert (passed_on, alice.frames()) == (longest, [])
+    alice.say(REQUEST, 6, longest + b"\0")
+    assert (alice.frames(), carol.frames()) == ([close(6, CloseReason.MALFORMED)], [])
+
+
 def test_request_with_an_odd_id_is_refused() -> None:
     alice, bob = Bench().connect(ALICE, BOB)
     alice.request(0x2001, bob)
@@ -398,6 +413,8 @@ def test_half_of_the_transports_of_a_connection_are_its_own(own: int, others: in
     alice.frames()
     for n in range(own, 4 - others):
         alice.transport(2 * n, dave if n < 2 else bob)
+    alice.request(100, bob)
+    assert alice.frames() == [close(100, CloseReason.BUSY)], "what others opened counts, too"
 
 
 def test_all_ids_taken_is_busy_at_once() -> None:
@@ -504,6 +521,27 @@ def test_data_before_accept(kind: int, who: str) -> None:
     ended_both(alice, bob, there)
 
 
+@pytest.mark.parametrize("what", ["accept", "early data", "short data"])
+def test_frames_that_end_a_transport_again_and_again_drop_the_connection(what: str) -> None:
+    bench = Bench(stray_burst=5, request_burst=1000)
+    alice, bob = bench.connect(ALICE, BOB)
+
+    def offend(transport_id: int) -> None:
+        if what == "short data":
+            alice.transport(transport_id, bob)
+            alice.say(FWD, transport_id, b"\0")
+        else:
+            payload = alice.request(transport_id, bob)
+            alice.say(ACCEPT if what == "accept" else FWD, transport_id, payload)
+        alice.frames()
+        bob.frames()
+
+    for n in range(5):
+        offend(2 * n)
+    with pytest.raises(RemoteProtocolError, match="abuse"):
+        offend(10)
+
+
 def test_an_unanswered_request_is_closed_in_time() -> None:
     bench = Bench(request_timeout_s=10.0)
     alice, bob, payload, there = pending(bench)
@@ -515,6 +553,18 @@ def test_an_unanswered_request_is_closed_in_time() -> None:
     assert bench.switch.next_timeout() is None
     bob.say(ACCEPT, there, payload)
     assert alice.frames() == bob.frames() == [], "the answer that crossed it is no offence"
+
+
+def test_a_request_that_waits_does_not_put_off_other_timeouts() -> None:
+    bench = Bench(request_timeout_s=20.0, queue_stall_timeout_s=15.0)
+    alice, bob, carol = bench.connect(ALICE, BOB, CAROL)
+    alice.transport(2, bob)
+    alice.request(4, carol)
+    bob.member.pause()
+    alice.say(FWD, 2, data(10))
+    assert bench.switch.next_timeout() == bench.now + 15.0
+    assert [event.reason for event in bench.wait(15.0)] == [CloseReason.SLOW_CONSUMER]
+    assert bench.switch.next_timeout() == bench.now + 5.0
 
 
 def test_answered_requests_have_no_timeout() -> None:
@@ -666,6 +716,8 @@ def test_peers_of_a_lost_connection_are_told_on_every_transport() -> None:
     alice.request(8, bob)
     [(_, fourth, _)] = bob.frames()
     assert alice.frames() == []
+    alice.say(FWD, 100, bytes(2))
+    assert alice.member.wants_write, "the answer, which is never sent"
     events = alice.leave()
     assert [(event.by, event.was_open) for event in events] == [
         ("initiator", True),
@@ -993,9 +1045,11 @@ def test_frames_before_one_that_is_refused_are_passed_on(apart: bool) -> None:
     alice, bob = Bench().connect(ALICE, BOB)
     there = alice.transport(2, bob)
     good, bad = encode_frame(FWD, 2, data(10)), encode_frame(FWD, 2, bytes(65_535))[:40_000]
-    with pytest.raises(RemoteProtocolError, match="payload over the limit"):
-        alice.say_plain(*((good, bad) if apart else (good + bad,)))
+    unknown = encode_frame(REQUEST, 4, ALICE.raw + DAVE.raw)
+    with pytest.raises(RemoteProtocolError, match="payload over the limit") as caught:
+        alice.say_plain(*((good, unknown, bad) if apart else (good + unknown + bad,)))
     assert bob.frames() == [(FWD, there, data(10))]
+    assert caught.value.events == [RequestRefused(alice.member, "unknown_peer")]
 
 
 @given(st.lists(st.integers(0, FRAME_PAYLOAD_LIMIT_BYTES - 2), min_size=1, max_size=6), st.booleans())
@@ -1125,7 +1179,7 @@ def test_default_limits_are_those_of_the_extension() -> None:
 # --- memory ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("end", ["closed", "refused", "slow", "gone", "to itself"])
+@pytest.mark.parametrize("end", ["closed", "refused", "slow", "drained", "gone", "to itself"])
 def test_a_transport_that_is_over_is_let_go_of_without_the_garbage_collector(end: str) -> None:
     """Opening and closing transports must not grow a relay until its collector, which runs rarely, comes by."""
     bench = Bench(queue_hard_bytes=4_000, queue_soft_bytes=2_000)
@@ -1144,17 +1198,18 @@ def test_a_transport_that_is_over_is_let_go_of_without_the_garbage_collector(end
                 alice.say(CLOSE, transport_id, b"\0")
             else:
                 alice.transport(transport_id, bob)
-            if end == "closed":
-                alice.say(CLOSE, transport_id, b"\0")
-            elif end == "slow":
+            if end in ("slow", "drained"):
                 bob.member.pause()
-                for sequence in range(1, 6):
+                for sequence in range(1, 6 if end == "slow" else 4):
                     alice.say(FWD, transport_id, data(1_000, sequence))
                 bob.member.resume()
+                bob.frames()
+            if end in ("closed", "drained"):
+                alice.say(CLOSE, transport_id, b"\0")
             alice.frames(), bob.frames()
         if end == "gone":
             bob.leave()
-        bench.wait(60)
+        bench.wait(0 if end == "drained" else 60)
         bench.check_empty()
         assert held_halves() == before
     finally:
