@@ -31,6 +31,7 @@ from dmsg.mux.core.events import (
     UpgradeReceived,
 )
 from dmsg.mux.core.held_acks import HELD_S
+from dmsg.mux.core.openings import PATHS_REMEMBERED
 from dmsg.mux.core.record import RecordLayer
 from dmsg.mux.core.resumption import ResumeAttempts
 from dmsg.mux.core.sealed_stream import SealedStream
@@ -192,6 +193,21 @@ def test_an_extended_request_to_a_base_hop_is_unsupported() -> None:
     assert net.turn()[0] == [StreamClosed(stream, CloseReason.UNSUPPORTED, local=False)]
 
 
+@pytest.mark.parametrize("is_read", [False, True])
+def test_a_second_handshake_message_is_malformed(is_read: bool) -> None:
+    net = Net()
+    alice, bob = net.ends
+    asked = alice.open(BOB.public_key, Carrier.FORWARD)
+    [offered] = net.turn()[1]
+    assert isinstance(offered, StreamOffered) and asked.handshake is not None
+    bob.accept_for_upgrade(offered.stream)
+    assert net.turn() == [[], [UpgradeReceived(offered.stream)]]
+    if is_read:
+        bob.read_offer(offered.stream)
+    alice.send_control(asked.upgrade_frame(asked.handshake.message))
+    assert net.turn()[1] == [StreamClosed(offered.stream, CloseReason.MALFORMED, local=True)]
+
+
 @pytest.mark.parametrize("first", [b"", b"hello", b"\xff" * 16 + b"almost"])
 def test_a_first_fwd_without_the_magic_is_a_downgrade(first: bytes) -> None:
     net = Net()
@@ -297,6 +313,17 @@ def test_without_keys_there_are_plain_streams_only(carrier: Carrier) -> None:
 
 
 # --- known peers -----------------------------------------------------------------------------------------------------
+
+
+def test_the_paths_of_a_bounded_number_of_peers_are_remembered() -> None:
+    records = RecordLayer(bytes(32), bytes(32))
+    path = Connection(ALICE.public_key, records, now=0, clock=lambda: 0.0)._openings._path
+    peers = [SecretKey(number.to_bytes(32, "big")).public_key for number in range(1, PATHS_REMEMBERED + 2)]
+    first = [path(peer) for peer in peers[:PATHS_REMEMBERED]]
+    assert path(peers[0]) is first[0]
+    path(peers[-1])
+    assert path(peers[0]) is first[0], "the one used longest ago is forgotten"
+    assert path(peers[1]) is not first[1]
 
 
 def known_peers() -> int:

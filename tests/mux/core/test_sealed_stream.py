@@ -416,15 +416,39 @@ def test_a_slow_reader_acknowledges_in_steps_of_half_its_limit() -> None:
     assert len(steps) > 30 and all(500 <= step < 600 for step in steps[1:-1])
 
 
-def test_what_a_closed_application_did_not_take_is_acknowledged_at_once() -> None:
-    sender, receiver = pair(ack_limit=10)
-    sender.pending.append(bytes(100))
+@pytest.mark.parametrize("read", [0, 300])
+def test_what_a_closed_application_did_not_take_is_acknowledged_at_once(read: int) -> None:
+    sender, receiver = pair(ack_limit=100)
+    sender.pending.append(bytes(1_000))
     while sender.sendable:
         carry(sender, receiver, 36)
     assert not receiver.ack_due
+    receiver.consumed(read)
+    assert receiver.ack_due is (read > 0), "for a part"
     receiver.drop()
     acknowledge(receiver, sender)
-    assert sender.acked_bytes == 100 and sender.was_cut
+    assert sender.acked_bytes == 1_000 and sender.was_cut
+
+
+def test_what_comes_again_is_acknowledged_in_steps_too() -> None:
+    """The application has had nothing of it yet, so the bytes received say nothing of how far the peer has come again."""
+    sender, receiver = pair(ack_limit=1_000)
+    sender.pending.append(bytes(2_000))
+    while sender.sendable:
+        carry(sender, receiver)
+    assert receiver.resume_bytes == 0
+    (sender_2, receiver_2), before = pair(ack_limit=1_000, path=1), receiver
+    sender_2.go_on_from(sender, before.resume_bytes, 0)
+    receiver_2.go_on_from(before, 0, before.resume_bytes)
+    while sender_2.sendable:
+        assert carry(sender_2, receiver_2, 100 + TAG_BYTES) == b""
+    assert receiver_2.ack_due
+    acknowledge(receiver_2, sender_2)
+    assert sender_2.acked_bytes == 1_000
+    receiver_2.consumed(500)
+    assert receiver_2.ack_due
+    acknowledge(receiver_2, sender_2)
+    assert sender_2.acked_bytes == 1_500
 
 
 def test_the_end_is_acknowledged_however_much_is_unread() -> None:
@@ -800,6 +824,43 @@ def test_a_stopped_reader_is_not_filled_up_by_one_path_after_the_other() -> None
         sender, receiver = new_sender, new_receiver
 
 
+def test_the_peer_is_told_on_the_next_path_that_data_was_dropped() -> None:
+    sender, receiver = pair()
+    sender.pending.append(b"abc")
+    sender.end()
+    carry(sender, receiver)
+    receiver.drop()  # the ACK that says so is lost with the path
+    (new_sender, new_receiver), told = pair(path=1), receiver.resume_bytes
+    new_sender.go_on_from(sender, told, 0)
+    new_receiver.go_on_from(receiver, 0, told)
+    acknowledge(new_receiver, new_sender)
+    assert new_sender.was_cut
+
+
+@pytest.mark.parametrize("cut", [True, False])
+def test_a_transport_whose_data_was_dropped_is_not_complete(cut: bool) -> None:
+    sender, receiver = pair()
+    sender.pending.append(b"abc")
+    sender.end()
+    receiver.end()
+    carry(sender, receiver)
+    carry(sender, receiver)
+    if cut:
+        receiver.drop()
+    acknowledge(receiver, sender)
+    assert not sender.complete, "the peer may have more to send"
+    carry(receiver, sender)
+    assert sender.complete is not cut
+
+
+@pytest.mark.parametrize("blocked", [True, False])
+def test_a_writer_that_had_to_pause_is_told_on_the_next_path(blocked: bool) -> None:
+    sender, new = end(0), end(0, path=1)
+    sender.blocked = blocked
+    new.go_on_from(sender, 0, 0)
+    assert new.blocked is blocked
+
+
 def test_a_path_that_was_left_keeps_neither_data_nor_keys() -> None:
     sender, receiver = half_acknowledged()
     new = end(0, path=1)
@@ -871,6 +932,22 @@ def test_proofs_of_two_paths_and_data_of_both_in_one_read() -> None:
         new_receiver.go_on_from(receiver, 0, 0)
         receiver = new_receiver
     assert (receiver.received_bytes, receiver.unread_bytes) == (6, 6)
+
+
+def test_data_that_comes_with_the_proof_is_not_acknowledged_while_too_much_is_unread() -> None:
+    sender, receiver = pair(ack_limit=10)
+    sender.pending.append(bytes(100))
+    while sender.pending:
+        carry(sender, receiver, TAG_BYTES + 20)
+    new_sender, new_receiver = pair(ack_limit=10, path=1)
+    new_receiver.state = StreamState.CONFIRMING
+    new_receiver.await_turn(ResumeAttempts(receiver, TokenBucket(0, 9, 0.0)), RELAY, 0)
+    new_sender.go_on_from(sender, 0, 0)
+    carry(new_sender, new_receiver, TAG_BYTES + 50)
+    new_receiver.go_on_from(receiver, 0, 0)
+    assert not new_receiver.ack_due
+    new_receiver.consumed(95)
+    assert new_receiver.ack_due
 
 
 def test_a_proof_that_comes_behind_that_of_a_later_attempt() -> None:
@@ -970,6 +1047,13 @@ def test_attempts_that_were_proved_use_up_the_rate() -> None:
     assert attempts.may_begin(RELAY, 0.5)
 
 
+def test_an_attempt_may_take_the_place_of_one_over_the_same_relay_without_another_token() -> None:
+    attempts = ResumeAttempts(end(1), TokenBucket(0, 1, 0.0))
+    attempts.begin(RELAY, waiting(1))
+    assert attempts.may_begin(RELAY, 0.0)
+    assert not attempts.may_begin(REMOTE, 0.0)
+
+
 def test_attempts_that_are_never_proved_use_up_nothing() -> None:
     """A relay can play a REQUEST again as often as it likes: only the last one waits."""
     attempts = ResumeAttempts(end(1), TokenBucket(0, 2, 0.0))
@@ -997,11 +1081,11 @@ FRAME_BYTES = 32_750
 class SharedPath:
     """Two streams on one path. The first one's peer acknowledges what it is told to."""
 
-    def __init__(self) -> None:
+    def __init__(self, count: int = 2) -> None:
         self.now = 1.0
         self.window = PathWindow(lambda: self.now)
-        self.streams = [end(0, path=number, shared=self.window) for number in (0, 1)]
-        self.peers = [end(1, path=number, ack_limit=1 << 21) for number in (0, 1)]
+        self.streams = [end(0, path=number, shared=self.window) for number in range(count)]
+        self.peers = [end(1, path=number, ack_limit=1 << 21) for number in range(count)]
 
     def send_all(self, number: int) -> int:
         """Send while there is room, and the far end takes it; gives the bytes."""
@@ -1045,6 +1129,21 @@ def test_what_a_peer_does_not_read_leaves_others_their_share_and_the_window_grow
     assert max(sent) >= 2 * before
     shared.acknowledge(0)
     assert shared.window.under_way_bytes == other.sent_bytes - other.acked_bytes
+
+
+def test_a_stream_with_nothing_under_way_takes_no_share_of_the_path():
+    shared = SharedPath(3)
+    _, busy, other = shared.streams
+    for number in (0, 1):
+        shared.streams[number].pending.append(bytes(1_000))
+        shared.send_all(number)
+    shared.now += 0.1
+    shared.acknowledge(0)
+    busy.pending.append(bytes(1 << 22))
+    shared.send_all(1)
+    half = shared.window.window_bytes // 2
+    other.pending.append(bytes(2 * half))
+    assert half - FRAME_BYTES < shared.send_all(2) <= half
 
 
 def test_a_stream_that_is_over_leaves_nothing_on_the_path():
@@ -1218,6 +1317,23 @@ def test_what_goes_over_to_another_path_is_still_counted(side):
     assert far.ours.used_bytes == far.theirs.used_bytes == 0
 
 
+def test_what_need_not_be_sent_again_is_not_counted():
+    far = Far()
+    far.rounds(3)
+    far.window()
+    told = far.sender.acked_bytes
+    sender, receiver = (
+        end(side, path=1, largest=32 * MIB, buffers=buffers) for side, buffers in ((0, far.ours), (1, far.theirs))
+    )
+    sender.go_on_from(far.sender, told, 0)
+    receiver.go_on_from(far.receiver, 0, told)
+    assert not receiver.overfull(4 * MIB), "the peer was told that it may send as much"
+    assert far.ours.used_bytes > 8 * MIB
+    receiver.drop()
+    acknowledge(receiver, sender)
+    assert far.ours.used_bytes == 0
+
+
 def test_a_window_on_another_path_grows_by_what_that_path_has_carried():
     """The relay there knows nothing of what was carried before, and bears no more than that allows."""
     far = Far()
@@ -1264,7 +1380,7 @@ def test_a_peer_that_was_given_a_window_may_use_it_and_one_that_was_not_may_not(
     assert far.receiver.overfull(4 * MIB)
     far.receiver._unread = 0
     far.rounds(3)
-    far.receiver._unread = 32 * MIB
+    far.receiver._unread = 32 * MIB + (1 << 18)
     assert not far.receiver.overfull(4 * MIB)
     far.receiver._unread = 32 * MIB + (1 << 18) + 1
     assert far.receiver.overfull(4 * MIB)
