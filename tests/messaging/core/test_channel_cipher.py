@@ -93,11 +93,13 @@ def damage(ciphertexts: list[bytes], how: str, at: int) -> list[bytes]:
         return [*ciphertexts[: at + 1], ciphertexts[at]]
     if how == "swapped":
         return [*ciphertexts[:at], ciphertexts[at + 1], ciphertexts[at]]
+    if how == "altered in front":
+        return [*ciphertexts[:at], bytes((ciphertexts[at][0] ^ 1,)) + ciphertexts[at][1:], *ciphertexts[at + 1 :]]
     return [*ciphertexts[:at], ciphertexts[at][:-1] + bytes((ciphertexts[at][-1] ^ 1,)), *ciphertexts[at + 1 :]]
 
 
 @pytest.mark.parametrize("dialect", DIALECTS.values(), ids=lambda one: one.name)
-@pytest.mark.parametrize("how", ["dropped", "repeated", "swapped", "altered"])
+@pytest.mark.parametrize("how", ["dropped", "repeated", "swapped", "altered", "altered in front"])
 @pytest.mark.parametrize("at", [0, 8, 9, 10, 19])
 def test_what_was_tampered_with_does_not_open(dialect: Dialect, how: str, at: int) -> None:
     """Go's readers of v5 take repeated messages."""

@@ -29,8 +29,10 @@ from dmsg.messaging.core.limits import ConnectionConfig
 from dmsg.messaging.core.wire import (
     CHANNEL_CLOSED,
     CHANNEL_OPENED,
+    CIPHERTEXT_LIMIT_BYTES,
     CLOSE_CHANNEL,
     GO,
+    LENGTH_BYTES,
     OPEN_CHANNEL,
     PLAINTEXT_LIMIT_BYTES,
     SEED,
@@ -473,6 +475,40 @@ def test_an_acknowledgement_of_something_else_ends_the_channel() -> None:
     assert ours.cut_bytes == 3
 
 
+def test_a_piece_of_a_ciphertext_may_look_like_a_whole_one() -> None:
+    board = Switchboard(V5)
+    ours, theirs = board.channel()
+    caller, callee = board.sides
+    data = bytes(50_000)
+    caller.connection.send_data(ours, data)
+    [(_, _, payload)] = said(caller.connection)
+    begin, end = next(
+        (at, at + 2 + size)
+        for at in range(3, len(payload))
+        if 100 < (size := int.from_bytes(payload[at : at + 2], "big")) < len(payload) - at - 10
+    )
+    for piece in (payload[:begin], payload[begin:end], payload[end:]):
+        assert ends(callee.hear(GO.encode(SEND, theirs.id, piece))) == []
+    assert callee.received[theirs] == data
+
+
+def test_a_full_payload_leaves_room_for_the_acknowledgement_before_it() -> None:
+    board = Switchboard(V0)
+    ours, theirs = board.channel()
+    caller, callee = board.sides
+    caller.connection.send_data(ours, b"abc")
+    board.relay(caller)
+    data = bytes(range(256)) * 1_000
+    callee.connection.send_data(theirs, data)
+    board.deliver(callee)
+    writes = said(callee.connection)
+    assert max(len(payload) for kind, _, payload in writes if kind == SEND) <= LENGTH_BYTES + CIPHERTEXT_LIMIT_BYTES
+    for kind, _, payload in writes:
+        caller.hear(GO.encode(kind, ours.id, payload))
+    board.pump()
+    assert caller.received[ours] == data and ours.acked_bytes == 3
+
+
 # --- Sends ---------------------------------------------------------------------------------------------------------------
 
 
@@ -535,6 +571,30 @@ def test_sends_of_one_channel_may_share_a_write_if_so_configured() -> None:
     for frame in [*first, *rest]:
         board.sides[1].hear(GO.encode(frame[0], theirs.id, frame[2]))
     assert board.sides[1].received[theirs] == bytes(150_000)
+
+
+def test_a_write_has_little_more_than_one_flush() -> None:
+    config = ConnectionConfig(one_send_per_write=False, flush_bytes=100_000)
+    board = Switchboard(V3, config=config)
+    ours, _ = board.channel()
+    connection = board.sides[0].connection
+    connection.send_data(ours, bytes(1_000_000))
+    writes = []
+    while data := connection.data_to_send():
+        writes.append(len(data))
+    assert max(writes) < 100_000 + 66_000 and len(writes) > 6
+
+
+def test_a_long_write_of_one_channel_has_one_send_in_each_write() -> None:
+    """Go's programs of 2019 lose all but one of them."""
+    board = Switchboard(V3)
+    ours, _ = board.channel()
+    connection = board.sides[0].connection
+    connection.send_data(ours, bytes(150_000))
+    writes = []
+    while data := connection.data_to_send():
+        writes.append([kind for kind, _, _ in split(data)])
+    assert writes == [[SEND]] * 3
 
 
 def test_with_acknowledgements_one_payload_is_under_way() -> None:
@@ -791,6 +851,58 @@ def test_an_id_whose_channel_the_peer_closed_is_used_last() -> None:
     assert connection.receive_data(GO.encode(CHANNEL_CLOSED, ours.id), 0.0) == [], "late"
 
 
+def offer(connection: Connection, channel_id: int) -> list[Event]:
+    key = KEYS[1].public_key.raw
+    return connection.receive_data(GO.encode(OPEN_CHANNEL, channel_id, key + key + bytes(16)), 0.0)
+
+
+def test_channels_of_our_own_that_ended_make_no_room_for_more_of_others() -> None:
+    connection = Connection(KEYS[0], now=0.0, config=ConnectionConfig(incoming_limit=2))
+    for _ in range(5):
+        channel = connection.open(KEYS[1].public_key)
+        assert ends(connection.receive_data(GO.encode(CHANNEL_CLOSED, channel.id), 0.0))
+    said(connection)
+    assert [len(offer(connection, 200 + number)) for number in range(3)] == [1, 1, 0]
+    assert said(connection) == [(CHANNEL_CLOSED, 202, b"")]
+
+
+def test_the_oldest_offer_makes_room_where_offers_take_all_the_room_for_channels_of_others() -> None:
+    config = ConnectionConfig(incoming_limit=2, offered_limit=2)
+    connection = Connection(KEYS[0], now=0.0, dialect=V2, config=config)
+    for number in range(2):
+        [event] = offer(connection, number)
+        assert isinstance(event, ChannelOffered)
+    ended, offered = offer(connection, 2)
+    assert ends([ended]) == [(ChannelEndReason.REFUSED, True)] and isinstance(offered, ChannelOffered)
+    assert len(connection.channels) == 2
+
+
+def test_of_ids_that_may_still_get_a_late_frame_the_one_that_ended_first_is_used_first() -> None:
+    board = Switchboard(V0)
+    one, other = (board.channel()[0].id for _ in range(2))
+    connection = board.sides[0].connection
+    with pytest.raises(NoFreeChannel):
+        while True:
+            connection.open(KEYS[1].public_key)
+    connection.receive_data(GO.encode(CLOSE_CHANNEL, one) + GO.encode(CLOSE_CHANNEL, other), 0.0)
+    channel = connection.open(KEYS[1].public_key)
+    connection.abort(channel)
+    connection.handle_timeout(0.0)
+    connection.handle_timeout(1e6)
+    assert channel.id == one and one not in connection.channels
+    assert [connection.open(KEYS[1].public_key).id for _ in range(2)] == [other, one]
+
+
+def test_a_late_answer_of_a_client_with_ids_of_its_own_is_closed_by_the_id_in_it() -> None:
+    """The relay knows the channel by that id only, so our CloseChannel will not be answered."""
+    connection = Connection(KEYS[0], now=0.0)
+    channel = connection.open(KEYS[1].public_key)
+    connection.abort(channel)
+    said(connection)
+    assert connection.receive_data(GO.encode(CHANNEL_OPENED, channel.id, b"\x07" + bytes(49)), 0.0) == []
+    assert said(connection) == [(CHANNEL_CLOSED, 7, b"")] and not connection.channels
+
+
 def test_a_channel_that_the_peer_dropped_is_over() -> None:
     board = Switchboard()
     ours, _ = board.channel()
@@ -799,6 +911,18 @@ def test_a_channel_that_the_peer_dropped_is_over() -> None:
     assert ends(caller.hear(GO.encode(CHANNEL_CLOSED, 0))) == [(ChannelEndReason.PEER_GONE, False)]
     assert ours.cut_bytes == 6 and said(caller.connection) == []
     assert caller.connection.close(ours)
+
+
+def test_what_an_abort_cuts_off_is_counted_once() -> None:
+    board = Switchboard(V0)
+    ours, _ = board.channel()
+    connection = board.sides[0].connection
+    connection.send_data(ours, b"abc")
+    said(connection)
+    connection.send_data(ours, b"unsent")
+    for _ in range(2):
+        connection.abort(ours)
+        assert ours.cut_bytes == 9, "sent without an acknowledgement, and not sent"
 
 
 @each_dialect

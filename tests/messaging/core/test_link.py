@@ -299,6 +299,21 @@ def test_a_flood_before_the_decision_ends_the_link() -> None:
 # --- decisions and time ------------------------------------------------------------------------------------------------
 
 
+def test_a_relay_may_refuse_before_it_signs() -> None:
+    client = initiator()
+    asked = json.loads(client.data_to_send())
+    with pytest.raises(LinkRefused):
+        client.receive_data(lines(asked, accepted=False), 0.0)
+    assert not client.relay_proved
+
+
+def test_frames_right_behind_the_handshake_may_be_many() -> None:
+    client, relay = initiator(), responder()
+    last = frames(client, relay)[-1]
+    more = bytes(2 * HANDSHAKE_OBJECT_LIMIT_BYTES)
+    assert client.receive_data(last + more, 0.0) == [LinkDone(RELAY.public_key, more)]
+
+
 def test_a_refused_client_is_told() -> None:
     client, relay = initiator(), responder()
     relay.receive_data(client.data_to_send(), 0.0)

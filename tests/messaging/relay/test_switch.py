@@ -742,6 +742,27 @@ def test_requests_have_rates(relay: MakeRelay) -> None:
     assert refused(alice.say(OPEN_CHANNEL, 30, bytes(33) + MESSAGE)) == ["unknown_peer"]
 
 
+def test_a_channel_that_closes_does_not_put_off_other_timeouts(relay: MakeRelay) -> None:
+    net = relay(close_timeout_s=60.0, queue_stall_timeout_s=15.0)
+    alice, bob = net.join("alice"), net.join("bob")
+    alice.open(bob, 0)
+    slow, _ = alice.open(bob, 1)
+    alice.say(CLOSE_CHANNEL, 0)
+    bob.member.pause()
+    alice.say(SEND, slow, b"data")
+    assert net.switch.next_timeout() == net.now + 15.0
+
+
+def test_messages_that_are_no_points_have_a_rate_too(relay: MakeRelay) -> None:
+    net = relay(stray_burst=3)
+    alice, bob = net.join("alice"), net.join("bob")
+    request = bob.key.raw + bytes(49)
+    for _ in range(3):
+        assert refused(alice.say(OPEN_CHANNEL, 0, request)) == ["malformed"]
+    with pytest.raises(RemoteProtocolError, match="abuse"):
+        alice.say(OPEN_CHANNEL, 0, request)
+
+
 def test_malformed_requests_have_a_rate_and_more_of_them_end_the_link(relay: MakeRelay) -> None:
     """One of four bytes costs the relay as much as a whole one."""
     net = relay(stray_burst=3, strays_per_s=2.0)
