@@ -289,6 +289,24 @@ class TestSeenMessages:
         assert not seen.is_new(2, "999", "request", 0, 1000)
         assert seen.is_new(2, "0", "request", 0, 1000)
 
+    def test_the_message_of_another_twin_is_remembered_though_one_has_taken_all_the_room(self):
+        seen = SeenMessages(100)
+        for number in range(100):
+            assert seen.is_new(2, str(number), "request", 0, 1000)
+        assert seen.is_new(1, "u", "request", 0, 1000)
+        assert not seen.is_new(1, "u", "request", 0, 1000)
+        assert len(seen) == 100 and not seen.has(2, "0", "request", 0)
+
+    def test_a_message_that_comes_again_after_its_end_is_remembered_to_its_new_end(self):
+        """Ends are kept in whole seconds, so the first message is still there, and must not take the second with it."""
+        seen = SeenMessages()
+        assert seen.is_new(1, "u", "request", 0, 9.2)
+        assert seen.is_new(1, "u", "request", 9.5, 20)
+        assert len(seen) == 1
+        assert seen.is_new(2, "v", "request", 10.5, 20)
+        assert not seen.is_new(1, "u", "request", 10.5, 20)
+        assert len(seen) == 2
+
     def test_what_has_expired_makes_room_first(self):
         seen = SeenMessages(3)
         assert seen.is_new(1, "long", "request", 0, 1000)
@@ -306,7 +324,8 @@ class TestSeenMessages:
         assert seen.is_new(2, "u", "request", 10, 1000)
         assert len(seen) > 900
         for number in range(1000):
-            assert seen.is_new(1, str(number), "request", 11, 1000)
+            assert seen.is_new(1, f"later {number}", "request", 11, 1000)
+            assert len(seen) <= max(number + 2, 1000 - number)
         assert len(seen) == 1000
         assert not seen.is_new(2, "u", "request", 11, 1000)
 

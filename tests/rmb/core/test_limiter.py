@@ -18,6 +18,11 @@ def test_windows(case):
     assert [window.admit(size, now) for now, size in case["sequence"]] == case["expect"]
 
 
+def test_a_clock_that_is_set_back_begins_a_window():
+    window = FixedWindow(Limit(1, 100))
+    assert [window.admit(1, now) for now in (3600.0, 3601.0, 30.0, 31.0)] == [True, False, True, False]
+
+
 @given(st.integers(0, 20), st.integers(0, 99), st.lists(st.tuples(st.floats(0, 300), st.integers(0, 50))))
 def test_no_window_lets_more_through_than_its_limit(count, size, sent):
     window = FixedWindow(Limit(count, size))

@@ -60,3 +60,6 @@ def test_what_is_remembered_is_bounded():
         ranker.failed(f"r{number}", 2.0)
     assert ranker.rate("often", 3.0) == 0.0
     assert ranker.rate("r0", 3.0) == 1.0
+    ranker.failed("r0", 3.0)
+    ranker.failed("one more", 3.0)
+    assert (ranker.rate("r0", 3.0), ranker.rate("r1", 3.0)) == (2.0, 0.0), "those that failed last are remembered"

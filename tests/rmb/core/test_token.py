@@ -155,6 +155,10 @@ def test_members_of_headers():
     read_token(token_of({}, {"alg": "RS512", "kid": "x", "typ": "JWT", "cty": "JWT", "more": []}), NOW)
 
 
+def test_the_longest_name_of_a_connection():
+    assert read_token(token_of({"sid": "é" * 64}), NOW).connection == "é" * 64
+
+
 def test_no_token_at_all():
     assert refusal(None) == (400, "missing jwt")
 

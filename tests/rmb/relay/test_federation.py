@@ -498,6 +498,42 @@ def test_an_envelope_for_a_twin_that_moved_to_this_relay_is_given_back(
     assert bench.failed == [] and set(bench.relays.asked) == {"old"} and len(bench.federation) == 0
 
 
+def test_a_relay_that_may_have_an_envelope_is_not_forgotten_when_it_cannot_be_reached_later(bench: Bench) -> None:
+    bench.relays.answers["a"] = [Reason.TIMEOUT, Reason.CONNECTION_REFUSED, 404]
+    bench.submit("x", "a")
+    bench.pass_time(5)
+    assert bench.failed == [("x", RelayProblem.NOT_STORED)]
+
+
+@pytest.mark.parametrize("status", [408, 425, 429])
+def test_a_relay_that_refuses_an_envelope_for_now_is_asked_again(bench: Bench, status: int) -> None:
+    bench.relays.answers["a"] = [status, 202]
+    bench.submit("x", "a")
+    bench.pass_time(1)
+    assert (bench.relays.asked, bench.failed, bench.federation.accepted) == (["a", "a"], [], 1)
+
+
+@pytest.mark.parametrize(
+    "later", [None, Twin(7, bytes(32), ("a",)), Twin(7, bytes(32), ("me.example",))], ids=["none", "same", "here"]
+)
+def test_an_envelope_that_expires_while_its_twin_is_looked_up_fails_once(bench: Bench, later: Twin | None) -> None:
+    look_ups: list[Deferred[Twin | None]] = []
+
+    async def get(twin: int) -> Twin | None:
+        look_ups.append(Deferred())
+        return await look_ups[-1]
+
+    bench.relays.answers["a"] = 500
+    bench.submit("x", "a", lifetime_s=20)
+    bench.registry.get = get  # type: ignore[method-assign]
+    bench.pass_time(30)
+    posts, told = len(bench.relays.posts), list(bench.failed)
+    assert look_ups and len(told) == 1
+    look_ups[0].callback(later)
+    bench.pass_time(30)
+    assert (len(bench.relays.posts), bench.failed, bench.moved_here) == (posts, told, [])
+
+
 @pytest.mark.parametrize(
     ("later", "problem"),
     [

@@ -78,6 +78,12 @@ def test_a_token_that_would_live_too_long_is_refused(world: World, lifetime_s: i
     assert refusal(world, f"?{token}") == (401, "invalid jwt: jwt lifetime is too long")
 
 
+def test_a_relay_may_have_a_shorter_limit_for_the_life_of_tokens(make_world: Callable[..., World]) -> None:
+    world = make_world(token_lifetime_s=60)
+    assert refusal(world, f"?{world.token(ALICE, lifetime_s=61)}")[1] == "invalid jwt: jwt lifetime is too long"
+    assert isinstance(world.dial(f"?{world.token(ALICE, lifetime_s=60)}"), Client)
+
+
 def test_a_token_from_the_future_is_refused(world: World) -> None:
     token = make_token(key_of(1), 1, None, EPOCH + 1_000)
     assert refusal(world, f"?{token}")[0] == 401

@@ -65,6 +65,16 @@ def test_the_bytes_of_a_header(signer: Signer) -> None:
     )
 
 
+def test_a_header_is_short(verifier: Verifier) -> None:
+    """Its nonce is remembered."""
+    for size, is_taken in ((350, True), (500, False)):
+        header = Signer("a.example", KEY, lambda _, size=size: bytes(size)).header("b.example", Body.ONE, b"body", NOW)
+        if is_taken:
+            verifier.check(header, b"body", NOW)
+        else:
+            assert refusal(verifier, header) is Reason.NOT_SIGNED
+
+
 @pytest.mark.parametrize("kind", Body)
 def test_a_good_header_says_who_posts_what(signer: Signer, verifier: Verifier, kind: Body) -> None:
     header = signer.header("b.EXAMPLE", kind, b"body", NOW)

@@ -56,6 +56,8 @@ def test_each_has_its_share_and_the_largest_makes_room(steps: list[tuple[str, in
             else:
                 there.append(new)
                 shares.add(new, relay)
+                of_sender = counted(there)[0]
+                assert of_sender[source] <= LIMIT // 2 and of_sender.total() <= LIMIT
         elif there:
             one = there[number % len(there)]
             there.remove(one)
@@ -73,6 +75,21 @@ def test_each_has_its_share_and_the_largest_makes_room(steps: list[tuple[str, in
     for one in there:
         shares.remove(one)
     assert not shares.held.used and not shares.by_relay and not shares._full
+
+
+def test_a_sender_has_half_of_the_room_however_many_relays_it_writes_to() -> None:
+    shares, there = Shares(LIMIT), list[Outgoing]()
+    for number in range(30):
+        new, relay = made(1, 0), RELAYS[number % 3]
+        for surplus in shares.room_for(1, relay, new.size):
+            if surplus is None:
+                break
+            there.remove(surplus)
+            shares.remove(surplus)
+        else:
+            there.append(new)
+            shares.add(new, relay)
+    assert LIMIT // 2 - new.size < shares.held.of(1) <= LIMIT // 2
 
 
 def counted(there: list[Outgoing]) -> tuple[Counter[int], Counter[str], Counter[tuple[int, str]]]:
