@@ -473,6 +473,35 @@ def test_stopping_ends_every_transport_on_both_sides_once() -> None:
     bench.check_empty()
 
 
+def test_what_waits_when_a_relay_stops_arrives_on_both_sides() -> None:
+    bench = Bench()
+    alice, bob = bench.connect(ALICE, BOB)
+    there = alice.transport(2, bob)
+    alice.member.pause()
+    bob.member.pause()
+    alice.say(FWD, 2, data(10))
+    bob.say(FWD, there, data(20))
+    bench.switch.drop_transports(CloseReason.SERVER_DRAINING)
+    alice.member.resume()
+    bob.member.resume()
+    assert alice.frames() == [(FWD, 2, data(20)), close(2, CloseReason.SERVER_DRAINING)]
+    assert bob.frames() == [(FWD, there, data(10)), close(there, CloseReason.SERVER_DRAINING)]
+    bench.check_empty()
+
+
+def test_what_waits_for_a_client_that_breaks_the_rules_is_dropped() -> None:
+    bench = Bench()
+    alice, bob = bench.connect(ALICE, BOB)
+    there = alice.transport(2, bob)
+    bob.member.pause()
+    alice.say(FWD, 2, data(10))
+    bob.say(FWD, there, b"")
+    bob.member.resume()
+    assert bob.frames() == [close(there, CloseReason.MALFORMED)]
+    assert alice.frames() == [close(2, CloseReason.MALFORMED)]
+    bench.check_empty()
+
+
 # --- ACCEPT ----------------------------------------------------------------------------------------------------------
 
 
