@@ -24,7 +24,7 @@ from dmsg.eventlog.log import EventLog, NullEventLog, check_directory, new_boot_
 from dmsg.eventlog.schema import Event
 from dmsg.glue.listening import LateFactory, listen_problem, server_endpoint, stop_listening
 from dmsg.ops.admin import admin_pages, make_admin_site
-from dmsg.ops.descriptors import allow_descriptors, complain_seldom
+from dmsg.ops.descriptors import allow_descriptors, be_calm_without_descriptors
 from dmsg.ops.gc import GC_THRESHOLDS, settle_memory
 from dmsg.ops.metrics import CollectorRegistry, MetricsEventLog, add_gauges
 from dmsg.taps._signals import end_well_on_signals, note_signals
@@ -205,7 +205,7 @@ class RoleService(Service, ABC):
         """Start the log, then the role, then the admin site."""
         self._take_signals()
         allow_descriptors()
-        complain_seldom(self.reactor)
+        be_calm_without_descriptors(self.reactor)
         self._or_exit(self._bind)
         super().startService()  # type: ignore[no-untyped-call]
         self.started_at = self.reactor.seconds()

@@ -138,7 +138,26 @@ def test_connections_for_which_there_is_no_descriptor_do_not_fill_the_log(start:
             with socket.create_connection(("127.0.0.1", port)) as refused:
                 assert refused.recv(1) == b""
     assert program.terminate() == 0
-    assert 0 < program.text.count("EMFILE") <= 6
+    told = [line for line in program.text.splitlines() if "cannot be accepted" in line]
+    assert 1 <= len(told) <= 3 and "all 48 file descriptors of this process are in use" in told[0]
+    assert "LimitNOFILE" in told[0] and "EMFILE" not in program.text
+
+
+def test_a_first_request_needs_no_descriptor_but_that_of_its_connection(start: Start) -> None:
+    port = free_port()
+    listen = f"tcp:{port}:interface=127.0.0.1"
+    program = start(*RUNNERS[0], "dmsg-discovery", "--listen", listen, "--store", "memory:", descriptors=(48, 48))
+    program.wait_for("dmsg-discovery runs, on tcp:")
+    with contextlib.ExitStack() as held:
+        first = held.enter_context(socket.create_connection(("127.0.0.1", port)))
+        for _ in range(48):
+            held.enter_context(socket.create_connection(("127.0.0.1", port)))
+        with socket.create_connection(("127.0.0.1", port)) as refused:
+            assert refused.recv(1) == b""
+        first.sendall(b"GET /discovery/available_servers HTTP/1.1\r\nHost: here\r\n\r\n")
+        assert first.recv(1024).startswith(b"HTTP/1.1 404 ")
+    assert program.terminate() == 0
+    assert "Traceback" not in program.text
 
 
 _LATE = """
