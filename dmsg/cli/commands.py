@@ -76,7 +76,7 @@ def run_command_line() -> None:
     except (click.Abort, KeyboardInterrupt):
         sys.exit(Exit.INTERRUPTED)
     except OSError as error:  # the help was written to a full disk
-        sys.exit(f"dmsg: {error.strerror}")
+        sys.exit(f"dmsg: {error.filename or 'standard output'}: {error.strerror}")
 
 
 def _tell(error: click.ClickException, code: Exit) -> None:

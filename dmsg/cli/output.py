@@ -189,6 +189,7 @@ class Output:
         except OSError as error:  # a full disk
             if console is self.errors:
                 return  # there is no output left to report it on
+            error.filename = error.filename or "standard output"  # what the message names
             if self.unwritable is None:
                 raise
             self.unwritable(error)

@@ -85,4 +85,4 @@ def test_a_full_disk_at_standard_output_is_one_line_of_error(tmp_path, arguments
     with open("/dev/full", "w") as full:
         command = [sys.executable, "-m", "dmsg.cli.main", *arguments]
         ended = subprocess.run(command, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-    assert (ended.returncode, ended.stderr) == (1, "dmsg: No space left on device\n")
+    assert (ended.returncode, ended.stderr) == (1, "dmsg: standard output: No space left on device\n")

@@ -325,7 +325,7 @@ async def test_a_disk_that_becomes_full_under_the_results_ends_a_command_with_on
             await client.dial(key.public_key)
         _, errors = await deferToThread(process.communicate)
         assert process.returncode == 1
-        assert json.loads(errors) == {"error": "OSError", "message": "File too large", "exit_code": 1}
+        assert json.loads(errors) == {"error": "OSError", "message": "standard output: File too large", "exit_code": 1}
 
 
 @pytest_twisted.ensureDeferred
