@@ -12,6 +12,7 @@ stopped, so that a full disk neither loses nor doubles a line, nor tears a frame
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections import deque
 from dataclasses import dataclass
@@ -256,6 +257,9 @@ class DirectorySink:
             self._next_name = self._next_name._replace(number=max(self._next_name.number, name.number + 1))
         self._file = None
         os.close(file.descriptor)
+        if name is None:  # the next call goes on in a new file
+            lines = f"the file being written was removed or moved away, with {file.name.lines} lines"
+            raise FileNotFoundError(errno.ENOENT, lines, file.part)
         sync_directory(os.path.dirname(file.part))
 
     def _discard(self) -> None:

@@ -17,7 +17,7 @@ from dmsg.eventlog import tree as logtree
 from dmsg.eventlog.compress import read_lines
 from dmsg.eventlog.files import Batch, DescriptorSink, DirectorySink
 from dmsg.eventlog.names import LogFileName
-from dmsg.eventlog.tree import BLOCK_BYTES, Discarded
+from dmsg.eventlog.tree import BLOCK_BYTES, Discarded, publish_leftovers
 
 HOUR = 472_222  # 2023-11-14, 22 h UTC
 PLACE = "role=server/date=2023-11-14/hour=22"
@@ -140,6 +140,21 @@ def test_folders_that_were_removed_are_made_again(tmp_path: Path) -> None:
     (directory / first).parent.rmdir()  # as a shipper may do
     sink.write(batch("2"), 0.0)
     assert files(directory) == {f"{PLACE}/n1-{BOOT}-000001-1.jsonl.zst": ["2"]}
+
+
+def test_a_file_that_was_moved_away_while_it_was_written_is_told_once_and_the_log_goes_on(tmp_path: Path) -> None:
+    directory = tmp_path / "events"
+    sink = sink_in(directory, rotate_s=10)
+    sink.write(batch("1", "2"), 0.0)
+    directory.rename(tmp_path / "moved")
+    with pytest.raises(FileNotFoundError, match="removed or moved away, with 2 lines") as caught:
+        sink.write(batch("3"), 10.0)
+    assert caught.value.filename == str(directory / PLACE / f"n1-{BOOT}-000000.jsonl.zst.part")
+    sink.tick(11.0)
+    sink.close()
+    assert files(directory) == {f"{PLACE}/n1-{BOOT}-000001-1.jsonl.zst": ["3"]}
+    publish_leftovers(str(tmp_path / "moved"))
+    assert files(tmp_path / "moved") == {f"{PLACE}/n1-{BOOT}-000000-2.jsonl.zst": ["1", "2"]}
 
 
 class Os:
