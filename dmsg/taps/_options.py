@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from twisted.python import usage
 
@@ -19,6 +20,9 @@ from dmsg.taps.settings import ROLES, known_variables
 
 T = TypeVar("T")
 
+#: Columns of the help at least; the names of options take half of them.
+_LEAST_COLUMNS: Final = 60
+
 
 def _repeatable(one: Setting) -> Callable[[Any, str], None]:
     """A method that takes an option that may be given several times."""
@@ -28,6 +32,12 @@ def _repeatable(one: Setting) -> Callable[[Any, str], None]:
 
     take.__doc__ = f"{one.marks.help}; may be repeated [{describe_default(one)}]"
     return take
+
+
+def _columns() -> int:
+    """How wide the help is. Twisted fails where ``COLUMNS`` is no number or leaves no room, as some terminals set it."""
+    columns = os.environ.get("COLUMNS", "")
+    return max(_LEAST_COLUMNS, int(columns)) if columns.isdecimal() else 80
 
 
 def demand_rmb() -> None:
@@ -121,7 +131,7 @@ class RoleOptions(usage.Options):
         every: list[str] = self.longOpt
         self.longOpt = [name for name in every if name not in hidden]
         try:
-            page: str = super().getUsage(width)
+            page: str = super().getUsage(width or _columns())
         finally:
             self.longOpt = every
         if not derived:
@@ -132,6 +142,17 @@ class RoleOptions(usage.Options):
     def parseArgs(self, *arguments: str) -> None:
         if arguments:
             raise usage.UsageError(f"takes options only, not {arguments[0]!r}")
+
+    def opt_help(self) -> None:
+        """Display this help and exit."""
+        try:
+            print(self)
+            sys.stdout.flush()
+        except BrokenPipeError:  # the reader, as in "… --help | head", has read enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        except OSError as error:
+            raise SystemExit(f"{self.tap_name}: standard output: {error.strerror}") from None
+        raise SystemExit(0)
 
     def opt_version(self) -> None:
         """Print the version and exit."""

@@ -354,6 +354,16 @@ def test_help_and_version_come_from_the_declarations(capsys: pytest.CaptureFixtu
         assert expected in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("columns", ["0", "1", "40", "-3", "wide", ""])
+def test_the_help_is_given_on_every_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    with pytest.raises(SystemExit):
+        parse(server, "--help")
+    assert "--public-address=" in capsys.readouterr().out
+
+
 def test_endpoint_parsers_are_plugins_of_their_kind() -> None:
     for kind in (IPlugin, IStreamClientEndpointStringParserWithReactor, IStreamServerEndpointStringParser):
         assert verifyObject(kind, LazyParser("any", "somewhere"))

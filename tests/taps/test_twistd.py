@@ -10,6 +10,8 @@ import re
 import signal
 import socket
 import ssl
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -23,7 +25,7 @@ from twisted.internet.interfaces import IStreamServerEndpoint
 from dmsg.crypto.keys import SecretKey
 from dmsg.eventlog.compress import read_lines
 from dmsg.eventlog.names import LogFileName, folder
-from dmsg.testing.process import free_port
+from dmsg.testing.process import environ_without_settings, free_port
 
 from .conftest import Program
 
@@ -66,6 +68,29 @@ def test_help_lists_both_roles(start: Start) -> None:
         program = start(command, "--help")
         assert program.wait() == 0
         assert "dmsg-server" in program.text and "dmsg-discovery" in program.text
+
+
+@pytest.mark.parametrize(
+    ("output", "status", "told"),
+    [
+        ("/dev/full", 1, "dmsg-server: standard output: No space left on device\n"),
+        ("", 0, ""),
+    ],
+)
+def test_a_help_that_cannot_be_written_is_no_traceback(plugin_path: Path, output: str, status: int, told: str) -> None:
+    """Without ``output`` its reader has gone."""
+    command = [str(Path(sys.executable).with_name("twistd")), "dmsg-server", "--help"]
+    if output:
+        descriptor = os.open(output, os.O_WRONLY)
+    else:
+        reader, descriptor = os.pipe()
+        os.close(reader)
+    environ = environ_without_settings() | {"PYTHONPATH": str(plugin_path)}
+    try:
+        ended = subprocess.run(command, env=environ, stdout=descriptor, stderr=subprocess.PIPE, text=True, check=False)
+    finally:
+        os.close(descriptor)
+    assert (ended.returncode, ended.stderr) == (status, told)
 
 
 @pytest.mark.parametrize("runner", RUNNERS, ids=["twistd", "twist"])
