@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import random
 import signal
 import sqlite3
@@ -879,19 +880,28 @@ def test_a_file_whose_schema_is_damaged_is_refused(tmp_path: Path, reactor: Any)
         open_store(f"sqlite:{path}", reactor)
 
 
-@pytest.mark.parametrize(("free", "more"), [(8_192, ": the disk is full"), (1 << 30, "")])
+@pytest.mark.parametrize(
+    ("blocks", "free", "flags", "more"),
+    [
+        (1 << 30, 2, 0, ": the disk is full"),
+        (1 << 30, 1 << 20, 0, ""),
+        (1 << 30, 0, os.ST_RDONLY, ": the file system is read-only"),
+        (0, 0, 0, ""),
+    ],
+    ids=["full", "room", "read-only", "no disk, as /proc"],
+)
 def test_a_full_disk_is_named_as_the_reason(
-    tmp_path: Path, reactor: Any, monkeypatch: pytest.MonkeyPatch, free: int, more: str
+    tmp_path: Path, reactor: Any, monkeypatch: pytest.MonkeyPatch, blocks: int, free: int, flags: int, more: str
 ) -> None:
     """SQLite's index of the log, which is removed when discovery stops, is the first file for which there is no room."""
     (tmp_path / "entries-shm").mkdir()
     problem, asked = "attempt to write a readonly database", []
 
-    def disk_usage(path: str) -> Any:
+    def statvfs(path: str) -> Any:
         asked.append(path)
-        return SimpleNamespace(free=free)
+        return SimpleNamespace(f_blocks=blocks, f_bavail=free, f_frsize=4096, f_flag=flags)
 
-    monkeypatch.setattr(store_table, "disk_usage", disk_usage)
+    monkeypatch.setattr(os, "statvfs", statvfs)
     with pytest.raises(ConfigError) as caught:
         open_store(f"sqlite:{tmp_path / 'entries'}", reactor)
     assert str(caught.value) == f"store: {tmp_path / 'entries'} cannot be used ({problem}{more})"

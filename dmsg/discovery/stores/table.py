@@ -6,9 +6,9 @@ after a crash, and for every process that shares the file.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
-from shutil import disk_usage
 from typing import Final
 
 from dmsg.crypto.keys import PublicKey
@@ -293,11 +293,12 @@ def unusable(path: str, error: Exception) -> ConfigError:
     """The error for a file that is not a store, or is on a full disk, for which SQLite says ``disk I/O error``."""
     why = text_of(error)
     if isinstance(error, SqlError):
-        try:
-            if disk_usage(os.path.dirname(path) or ".").free < _ROOM_BYTES:
+        with contextlib.suppress(OSError):  # there is no such directory
+            status = os.statvfs(os.path.dirname(path) or ".")
+            if status.f_flag & os.ST_RDONLY:  # what is made to be read only often has no room either
+                why = f"{why}: the file system is read-only"
+            elif status.f_blocks and status.f_bavail * status.f_frsize < _ROOM_BYTES:
                 why = f"{why}: the disk is full"
-        except OSError:  # there is no such directory
-            pass
     return ConfigError("store", f"{path} cannot be used ({why})")
 
 
