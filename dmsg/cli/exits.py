@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from enum import IntEnum
 from typing import Any, Final
 
@@ -107,6 +108,11 @@ def describe(error: BaseException) -> str:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     if isinstance(error, RelayListError):
         return f"the list of relays is not used: {error}"
+    if getattr(error, "osError", None) in (
+        errno.EMFILE,
+        errno.ENFILE,
+    ):  # of Twisted's, in whose words it "couldn't bind"
+        return "Too many open files; allow this process more (ulimit -n)"
     text = str(error).strip() or type(error).__name__
     return text if isinstance(error, DmsgError | ValueError | OSError) else f"{type(error).__name__}: {text}"
 

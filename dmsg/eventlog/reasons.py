@@ -125,6 +125,7 @@ class Reason(str, Enum):
     CONNECTION_REFUSED = "connection refused"
     HOST_NOT_FOUND = "host not found"
     UNREACHABLE = "unreachable"
+    NO_DESCRIPTOR = "no file descriptor is free"
     SERVER_CONNECTION_LOST = "server connection lost"
     REQUEST_REJECTED = "request rejected"
     ACCEPT_CHECK_FAILED = "accept check failed"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 from collections.abc import Callable
 from typing import Any, Final
@@ -13,6 +14,9 @@ from twisted.internet.interfaces import IStreamClientEndpoint
 from twisted.internet.protocol import Factory
 
 from dmsg.address import HostPort, is_host_name
+
+#: The reason of a connection that was not even tried.
+NO_DESCRIPTOR: Final = "no file descriptor is free"
 
 
 class NamedHost(HostnameEndpoint):
@@ -81,6 +85,11 @@ def tls_problem(error: BaseException | None) -> str:
     return ", ".join(dict.fromkeys(map(str, texts))) or "the handshake failed"
 
 
+def lacks_descriptor(error: BaseException | None) -> bool:
+    """Whether an endpoint did not connect because this process, or this system, has no descriptor left: no fault of the host."""
+    return getattr(error, "osError", None) in (errno.EMFILE, errno.ENFILE)
+
+
 def connect_reason(error: BaseException | None) -> str:
     """Why an endpoint did not connect, as a short fixed text."""
     if isinstance(error, ConnectionRefusedError):
@@ -91,4 +100,6 @@ def connect_reason(error: BaseException | None) -> str:
         return "host not found"
     if tls_problem(error):
         return "TLS failed"
+    if lacks_descriptor(error):
+        return NO_DESCRIPTOR
     return "unreachable" if isinstance(error, ConnectError) else type(error).__name__

@@ -20,7 +20,7 @@ from dmsg.address import HostPort, network_group
 from dmsg.crypto.keys import PublicKey
 from dmsg.discovery.entry import DMSG
 from dmsg.errors import DmsgError, StageError
-from dmsg.glue.connecting import connect_reason, quiet_factory
+from dmsg.glue.connecting import NO_DESCRIPTOR, connect_reason, quiet_factory
 from dmsg.glue.waiters import Waiters
 from dmsg.interfaces import IDiscovery
 from dmsg.relays.candidates import Candidate
@@ -226,7 +226,7 @@ class SessionPool(Generic[S]):
             times += 1
             self._rest(relay, times)
         if self._running:
-            if error.stage != "discovery":
+            if error.stage != "discovery" and error.reason != NO_DESCRIPTOR:  # these are not the relay's faults
                 self.scores.failed(relay, self._clock.seconds())
             self._went_down(relay, error.reason, times)
         return failure

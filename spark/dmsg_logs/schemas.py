@@ -137,6 +137,7 @@ REASONS: Final = (
     "connection refused",
     "host not found",
     "unreachable",
+    "no file descriptor is free",
     "server connection lost",
     "request rejected",
     "accept check failed",

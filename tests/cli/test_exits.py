@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import re
@@ -12,6 +13,7 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner
+from twisted.internet.error import ConnectBindError
 
 from dmsg.cli.commands import group
 from dmsg.cli.exits import MEANINGS, CommandError, Exit, as_json, describe, exit_code
@@ -161,6 +163,11 @@ def test_a_failed_dial_is_told_as_a_tree():
 )
 def test_an_error_is_one_line(error):
     assert describe(error).strip() and "\n" not in describe(error)
+
+
+def test_a_connection_without_a_descriptor_is_told_in_plain_words():
+    error = ConnectBindError(errno.EMFILE, "Too many open files")
+    assert describe(error) == "Too many open files; allow this process more (ulimit -n)"
 
 
 def test_what_others_wrote_cannot_move_the_cursor():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import Any
 
 import pytest
@@ -67,6 +68,8 @@ def test_a_silent_place_is_given_up() -> None:
         (error.ConnectionRefusedError(), "connection refused"),
         (error.TimeoutError(), "timeout"),
         (error.NoRouteError(), "unreachable"),
+        (error.ConnectBindError(errno.EMFILE, "Too many open files"), "no file descriptor is free"),
+        (error.ConnectBindError(errno.EADDRNOTAVAIL, "Cannot assign"), "unreachable"),
         (error.DNSLookupError(), "host not found"),
         (error.ConnectionLost(), "ConnectionLost"),
     ],

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 from twisted.internet.defer import Deferred, fail
-from twisted.internet.error import ConnectionRefusedError
+from twisted.internet.error import ConnectBindError, ConnectionRefusedError
 
 from dmsg.address import HostPort
 from dmsg.crypto.keys import SecretKey
@@ -21,11 +23,12 @@ class Refusing:
 
     def __init__(self, clock):
         self.clock = clock
+        self.error = ConnectionRefusedError()
         self.asked_at = []
 
     def connect(self, factory):
         self.asked_at.append(self.clock.seconds())
-        return fail(ConnectionRefusedError())
+        return fail(self.error)
 
 
 @pytest.fixture
@@ -64,6 +67,18 @@ def make_pool(clock, network):
 def advance(clock, seconds):
     for _ in range(int(seconds * 20)):
         clock.advance(0.05)
+
+
+@pytest.mark.parametrize(
+    ("error", "counts"), [(ConnectionRefusedError(), True), (ConnectBindError(errno.EMFILE, "none"), False)]
+)
+def test_a_relay_is_not_held_to_be_worse_because_we_have_no_descriptor(clock, network, make_pool, error, counts):
+    network.error = error
+    pool = make_pool()
+    before = pool.scores.score(SERVER, clock.seconds())
+    advance(clock, 10)
+    assert pool.told
+    assert (pool.scores.score(SERVER, clock.seconds()) < before) is counts
 
 
 def test_pauses_grow_with_each_failure(clock, network, make_pool):

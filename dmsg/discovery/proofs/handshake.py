@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ from dmsg.crypto.keys import PublicKey, Random, SecretKey
 from dmsg.discovery.errors import ProofFailed
 from dmsg.errors import DmsgError, RemoteProtocolError
 from dmsg.glue import names
-from dmsg.glue.connecting import client_endpoint, quiet_factory
+from dmsg.glue.connecting import client_endpoint, lacks_descriptor, quiet_factory
 from dmsg.glue.shell import Shell
 from dmsg.interfaces import IRelayProver
 from dmsg.sansio.core import Core
@@ -82,7 +81,7 @@ class _Proof:
         if self._connecting is None:
             return  # cancelled: endpoints have an error of their own for that
         self._connecting = None
-        if getattr(failure.value, "osError", None) in (errno.EMFILE, errno.ENFILE):
+        if lacks_descriptor(failure.value):
             self._fail("not_tried")
         elif failure.check(ConnectionRefusedError):
             self._fail("refused")
