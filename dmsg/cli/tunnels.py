@@ -25,6 +25,7 @@ from dmsg.cli.splice import End, join
 from dmsg.clients.access import AllowKeys
 from dmsg.crypto.keys import PublicKey
 from dmsg.glue.listening import address_text, listen_problem, server_endpoint
+from dmsg.ops.descriptors import be_calm_without_descriptors
 from dmsg.ops.values import DURATION
 
 #: Pairs at a time: each holds two windows of data and a socket, and a process usually may have 1,024 sockets.
@@ -153,7 +154,11 @@ async def run_forward(call: Invocation, reactor: Any, peer: PublicKey, listen: s
         def opened(near: End, far: End) -> None:
             tell_opened(call.out, far.transport)
 
-        pairs = Pairs(connect, reactor, lambda error: tell_failed(call.out, error, describe(error)), opened)
+        def failed(error: BaseException) -> None:
+            tell_failed(call.out, error, describe(error))
+
+        pairs = Pairs(connect, reactor, failed, opened)
+        be_calm_without_descriptors(reactor, lambda line: failed(CommandError(line)))
         try:
             port = await source.listen(pairs)
         except Exception as error:  # as above

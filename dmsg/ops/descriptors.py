@@ -6,6 +6,7 @@ import codecs
 import contextlib
 import errno
 import os
+from collections.abc import Callable
 from typing import Any, Final
 
 from twisted.internet import tcp
@@ -33,6 +34,10 @@ _log = Logger()
 _do_read: Final[Any] = tcp.Port.doRead
 
 
+def _warn(line: str) -> None:
+    _log.warn("{line}", line=line)
+
+
 def allow_descriptors() -> None:
     """Raise this process's limit of open descriptors as far as it may do so itself, and take what needs one later.
 
@@ -49,13 +54,14 @@ def allow_descriptors() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
-def be_calm_without_descriptors(clock: IReactorTime) -> None:
+def be_calm_without_descriptors(clock: IReactorTime, tell: Callable[[str], object] = _warn) -> None:
     """Make Twisted's ports in this process bear that there is no descriptor for a connection.
 
     Twisted keeps one in reserve. With it a port accepts connections only to close them at once, so that none waits for ever.
     But another thread may take it in the meantime. Twisted does not get it back then, and its ports try without a pause.
+    ``tell`` is called with a line for people, at most once in ten seconds.
     """
-    told = _Told(clock)
+    told = _Told(clock, tell)
 
     def do_read(port: Any) -> None:
         with contextlib.suppress(OSError):  # before a connection gets the one that has become free
@@ -84,8 +90,9 @@ def _resume(port: Any) -> None:
 class _Told:
     """What ports tell in their log, which is only about connections that they could not accept, in fewer lines."""
 
-    def __init__(self, clock: IReactorTime) -> None:
+    def __init__(self, clock: IReactorTime, tell: Callable[[str], object]) -> None:
         self._clock = clock
+        self._tell = tell
         self._bucket = TokenBucket(_COMPLAINTS_PER_S, 1, clock.seconds())
         self._closed = 0
         self._error = ""
@@ -99,8 +106,8 @@ class _Told:
         """Log what was told, if it is time to; gives whether a connection still waits."""
         error, self._error = self._error, ""
         if (error or self._closed) and self._bucket.take(self._clock.seconds()):
-            text = "connections cannot be accepted ({closed} were closed at once): {why}"
-            _log.warn(text, closed=self._closed, why=_why(error or "EMFILE"))
+            why = _why(error or "EMFILE")
+            self._tell(f"connections cannot be accepted: {why} ({self._closed} closed at once)")
             self._closed = 0
         return bool(error)
 

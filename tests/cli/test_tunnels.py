@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 import pytest_twisted
+from twisted.internet import tcp
 from twisted.internet.defer import Deferred, DeferredList, gatherResults
 from twisted.internet.endpoints import TCP4ClientEndpoint, TCP4ServerEndpoint
 from twisted.internet.error import ConnectionDone, ConnectionLost
@@ -20,6 +21,7 @@ from dmsg.cli.exits import CommandError, Exit
 from dmsg.cli.ping import Echo
 from dmsg.cli.tunnels import run_expose, run_forward
 from dmsg.crypto.keys import PublicKey, SecretKey
+from dmsg.ops.descriptors import PAUSE_S
 from dmsg.testing.process import free_port
 
 pytestmark = pytest.mark.parametrize("bench", [None, "messaging"], indirect=True)
@@ -98,6 +100,26 @@ async def test_programs_are_told_of_connections_that_cannot_be_made(bench):
     told = await forward.stdout.wait_for(event="failed")
     assert told["error"] == "DialError" and told["attempts"] and told["message"].startswith("could not reach")
     assert not expose.ended.called and not forward.ended.called
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_forward_without_a_descriptor_for_a_connection_says_so(bench, monkeypatch):
+    for name in ("doRead", "_logger"):
+        monkeypatch.setattr(tcp.Port, name, vars(tcp.Port)[name])
+    forward = bench.start(run_forward, SecretKey.generate().public_key, "tcp:0:interface=127.0.0.1")
+    address = (await forward.ready())["listening"]
+
+    def accept_none(logger, accepts, listener, reserve):
+        logger.info("Could not accept new connection ({acceptError})", acceptError="EMFILE")
+        return ()
+
+    with monkeypatch.context() as without:
+        without.setattr(tcp, "_accept", accept_none)
+        client = await connect(bench, int(address.rpartition(":")[2]))
+        told = await forward.stdout.wait_for(event="failed")
+    assert "file descriptors of this process are in use" in told["message"] and not forward.ended.called
+    client.transport.loseConnection()
+    await deferLater(bench.reactor, 2 * PAUSE_S)
 
 
 @pytest_twisted.ensureDeferred
