@@ -204,6 +204,7 @@ class RoleService(Service, ABC):
     def startService(self) -> None:
         """Start the log, then the role, then the admin site."""
         self._take_signals()
+        end_when_the_reactor_fails(self.reactor)
         allow_descriptors()
         be_calm_without_descriptors(self.reactor)
         self._or_exit(self._bind)
@@ -284,6 +285,31 @@ class RoleService(Service, ABC):
 
 def leave(status: int) -> None:
     """End with a status, at exit: twistd itself always ends with 0 when a program ends by itself."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(status)
+
+
+def end_when_the_reactor_fails(reactor: Any) -> None:
+    """End the program with status 1 when an error comes out of ``reactor`` itself, as where memory is used up.
+
+    twistd would log it and end with 0, but for the threads of the reactor's pool: the interpreter waits for them at its end, so
+    the program would stay for ever, serve nothing, and take no signal. Call this before ``reactor`` runs.
+    """
+    run = getattr(reactor, "run", None)
+    if run is None or hasattr(run, "guarded"):
+        return
+
+    def guarded(*arguments: Any, **named: Any) -> None:
+        try:
+            run(*arguments, **named)
+        except BaseException:
+            try:
+                _log.failure("the program ends: its reactor has failed")
+            finally:
+                leave(1)
+
+    guarded.guarded = True  # type: ignore[attr-defined]
+    reactor.run = guarded

@@ -186,6 +186,8 @@ def test_a_first_request_needs_no_descriptor_but_that_of_its_connection(start: S
 
 
 _LATE = """
+import time
+
 from twisted.internet import defer, error, interfaces, task
 from twisted.plugin import IPlugin
 from zope.interface import implementer
@@ -196,10 +198,16 @@ class Endpoint:
         self.reactor, self.what = reactor, what
 
     def listen(self, factory):
-        if self.what == "waits":
+        if self.what == "breaks":
+            self.reactor.callInThread(time.sleep, 0)
+            self.reactor.mainLoop = self.fail
+        if self.what != "fails":
             return defer.Deferred()
         failed = error.CannotListenError("here", 1, OSError("it is not to be had"))
         return task.deferLater(self.reactor, 0.1, defer.fail, failed)
+
+    def fail(self):
+        raise MemoryError("there is no more")
 
 @implementer(IPlugin, interfaces.IStreamServerEndpointStringParser)
 class Parser:
@@ -214,7 +222,7 @@ late = Parser()
 
 @pytest.fixture
 def late(tmp_path: Path, plugin_path: Path) -> dict[str, str]:
-    """An environment with endpoints that take their time: "late:waits" and "late:fails"."""
+    """An environment with endpoints that take their time: "late:waits" and "late:fails". "late:breaks" breaks the reactor."""
     (tmp_path / "site" / "twisted" / "plugins").mkdir(parents=True)
     (tmp_path / "site" / "twisted" / "plugins" / "late.py").write_text(_LATE)
     return {"PYTHONPATH": f"{tmp_path / 'site'}:{plugin_path}"}
@@ -238,6 +246,16 @@ def test_a_role_is_not_ready_before_it_listens(
     assert get(admin, "/readyz")[0] == 503
     assert program.terminate() == 0
     assert "Traceback" not in program.text, program.text
+
+
+@pytest.mark.parametrize("runner", RUNNERS, ids=["twistd", "twist"])
+def test_a_role_whose_reactor_fails_ends_with_a_status(
+    start: Start, late: dict[str, str], runner: tuple[str, ...]
+) -> None:
+    """Although a thread of the reactor's pool still waits for work."""
+    program = start(*runner, "dmsg-discovery", "--listen", "late:breaks", "--store", "memory:", environ=late)
+    assert program.wait() == 1
+    assert "the program ends: its reactor has failed" in program.text and "there is no more" in program.text
 
 
 @pytest.mark.parametrize("role", ROLES)
