@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from enum import IntEnum
 from typing import Any, Final
 
@@ -17,6 +16,7 @@ from dmsg.discovery.errors import (
     Unauthorized,
 )
 from dmsg.errors import Attempt, ConfigError, DialError, DmsgError
+from dmsg.glue.connecting import lacks_descriptor
 from dmsg.messaging.core.errors import IntegrityError as ChannelIntegrityError
 from dmsg.mux.core.errors import IntegrityError
 from dmsg.relays.errors import RelayListError, SessionTimeout
@@ -108,10 +108,7 @@ def describe(error: BaseException) -> str:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     if isinstance(error, RelayListError):
         return f"the list of relays is not used: {error}"
-    if getattr(error, "osError", None) in (
-        errno.EMFILE,
-        errno.ENFILE,
-    ):  # of Twisted's, in whose words it "couldn't bind"
+    if lacks_descriptor(error):  # in Twisted's words it "couldn't bind"
         return "Too many open files; allow this process more (ulimit -n)"
     text = str(error).strip() or type(error).__name__
     return text if isinstance(error, DmsgError | ValueError | OSError) else f"{type(error).__name__}: {text}"

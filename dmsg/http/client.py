@@ -24,7 +24,7 @@ from twisted.web.iweb import IAgent, IResponse
 from zope.interface import implementer
 
 from dmsg.foreign import quoted
-from dmsg.glue.connecting import tls_problem
+from dmsg.glue.connecting import NO_DESCRIPTOR, lacks_descriptor, tls_problem
 from dmsg.glue.line import Line
 from dmsg.http.errors import NoAnswer
 from dmsg.http.heads import HeadLimitedEndpoints
@@ -276,6 +276,8 @@ def _translate(error: BaseException | None) -> NoAnswer:
 
     Any other error, of connecting, TLS or HTTP, also means that there is no answer.
     """
+    if lacks_descriptor(error):
+        return NoAnswer(NO_DESCRIPTOR)
     reasons = [reason.value for reason in getattr(error, "reasons", None) or [] if isinstance(reason, Failure)]
     for reason in reasons:
         if isinstance(reason, NoAnswer):

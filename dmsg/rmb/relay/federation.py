@@ -40,7 +40,9 @@ _TOO_LONG: Final = 413
 #: Answers of 400 to 499 that are temporary: timeout, too early, too many requests.
 _PASSING: Final = frozenset((408, 425, 429))
 #: Reasons of failed posts whose envelopes have certainly not been taken.
-_NOT_SENT: Final = frozenset((Reason.HOST_NOT_FOUND, Reason.CONNECTION_REFUSED, Reason.TLS_FAILED))
+_NOT_SENT: Final = frozenset(
+    (Reason.HOST_NOT_FOUND, Reason.CONNECTION_REFUSED, Reason.TLS_FAILED, Reason.NO_DESCRIPTOR)
+)
 _SWEPT_EVERY_S: Final = 1.0
 #: Seconds between two events about the failure rate of a relay.
 RANK_TOLD_EVERY_S: Final = 10.0
@@ -370,7 +372,8 @@ class Federation:
             reason = outcome.value.reason
             lane.failed(now, self._random.random)
             outcome = [0] * len(batch)
-        if any(not 400 <= status < 500 and status != ACCEPTED for status in outcome):
+        failures = any(not 400 <= status < 500 and status != ACCEPTED for status in outcome)
+        if failures and reason is not Reason.NO_DESCRIPTOR:  # which is our own fault
             self._ranker.failed(relay, now)
         ok = outcome.count(ACCEPTED)
         elapsed_ms = (now - began) * 1000

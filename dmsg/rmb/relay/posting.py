@@ -9,6 +9,7 @@ from twisted.internet.defer import Deferred
 
 from dmsg.address import parse_ip
 from dmsg.eventlog.reasons import Reason
+from dmsg.glue.connecting import NO_DESCRIPTOR
 from dmsg.glue.names import NamesOfStrangers
 from dmsg.http.client import HttpCaller
 from dmsg.http.errors import NoAnswer
@@ -129,4 +130,6 @@ def _reason(text: str) -> Reason:
         return Reason.CONNECTION_REFUSED
     if text.startswith("DNSLookupError"):
         return Reason.HOST_NOT_FOUND
+    if text == NO_DESCRIPTOR:
+        return Reason.NO_DESCRIPTOR
     return Reason.TLS_FAILED if text.startswith("TLS failed") else Reason.OTHER

@@ -216,7 +216,9 @@ def test_the_sender_is_not_told_that_it_was_refused_if_a_relay_may_have_taken_it
     assert not RelayProblem.is_certain(RelayProblem.NOT_STORED.text)
 
 
-@pytest.mark.parametrize("problem", [Reason.HOST_NOT_FOUND, Reason.CONNECTION_REFUSED, Reason.TLS_FAILED])
+@pytest.mark.parametrize(
+    "problem", [Reason.HOST_NOT_FOUND, Reason.CONNECTION_REFUSED, Reason.TLS_FAILED, Reason.NO_DESCRIPTOR]
+)
 def test_a_relay_that_was_not_reached_has_certainly_taken_nothing(bench: Bench, problem: Reason) -> None:
     bench.relays.answers["a"] = [problem, 404]
     bench.submit("x", "a")
@@ -225,10 +227,10 @@ def test_a_relay_that_was_not_reached_has_certainly_taken_nothing(bench: Bench, 
 
 
 def test_a_refusal_does_not_lower_the_rank_of_a_relay_and_a_failure_does(bench: Bench) -> None:
-    bench.relays.answers.update(a=404, b=503, c=Reason.TIMEOUT)
-    bench.submit("x", "a", "b", "c")
+    bench.relays.answers.update(a=404, b=503, c=Reason.TIMEOUT, d=Reason.NO_DESCRIPTOR)
+    bench.submit("x", "a", "b", "c", "d")
     now = bench.clock.seconds()
-    assert [bench.ranker.rate(relay, now) for relay in "abc"] == [0, 1, 1]
+    assert [bench.ranker.rate(relay, now) for relay in "abcd"] == [0, 1, 1, 0], "it is not the fault of the last one"
 
 
 def test_three_passes_with_pauses_then_a_longer_one(bench: Bench) -> None:

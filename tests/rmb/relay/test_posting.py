@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import time
 from collections.abc import Callable
@@ -13,12 +14,15 @@ import pytest
 import pytest_twisted
 from cryptography import x509
 from twisted.internet._resolver import GAIResolver
-from twisted.internet.defer import CancelledError, Deferred, ensureDeferred, succeed
+from twisted.internet.defer import CancelledError, Deferred, ensureDeferred, fail, succeed
+from twisted.internet.error import ConnectBindError
 from twisted.internet.protocol import ClientFactory, Factory, Protocol
 from twisted.internet.ssl import DefaultOpenSSLContextFactory
 from twisted.internet.task import Clock, deferLater
 from twisted.internet.threads import deferToThreadPool
+from twisted.web.iweb import IAgent
 from twisted.web.resource import Resource
+from zope.interface import implementer
 
 from dmsg.crypto import ed25519
 from dmsg.eventlog.reasons import Reason
@@ -620,6 +624,23 @@ async def test_names_that_cannot_be_looked_up_take_no_thread_of_the_reactor(
             with pytest.raises(NotPosted):
                 await post
         await sender.close()
+
+
+@implementer(IAgent)
+class WithoutDescriptors:
+    """Fails as Twisted does in a process that may open nothing more."""
+
+    def request(self, *_: object) -> Any:
+        return fail(ConnectBindError(errno.EMFILE, "Too many open files"))
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_post_without_a_descriptor_says_so() -> None:
+    clock = Clock()
+    poster = RelayPoster(HttpCaller(WithoutDescriptors(), clock), clock.seconds, domains=[])
+    with pytest.raises(NotPosted) as caught:
+        await poster.post("one.example", [envelope()], False)
+    assert caught.value.reason is Reason.NO_DESCRIPTOR
 
 
 class Answer(Protocol):
