@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from enum import IntEnum
 from typing import Any, Final
 
@@ -16,11 +17,13 @@ from dmsg.discovery.errors import (
     Unauthorized,
 )
 from dmsg.errors import Attempt, ConfigError, DialError, DmsgError
-from dmsg.glue.connecting import lacks_descriptor
 from dmsg.messaging.core.errors import IntegrityError as ChannelIntegrityError
 from dmsg.mux.core.errors import IntegrityError
 from dmsg.relays.errors import RelayListError, SessionTimeout
 from dmsg.rmb.twins.errors import RegistryError
+
+#: Error numbers of a process, or of a system, that may open nothing more.
+_NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE)
 
 
 class Exit(IntEnum):
@@ -108,7 +111,7 @@ def describe(error: BaseException) -> str:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     if isinstance(error, RelayListError):
         return f"the list of relays is not used: {error}"
-    if lacks_descriptor(error):  # in Twisted's words it "couldn't bind"
+    if getattr(error, "osError", None) in _NO_DESCRIPTOR:  # in Twisted's words it "couldn't bind"
         return "Too many open files; allow this process more (ulimit -n)"
     text = str(error).strip() or type(error).__name__
     return text if isinstance(error, DmsgError | ValueError | OSError) else f"{type(error).__name__}: {text}"
