@@ -100,7 +100,9 @@ class _Told:
     def __call__(self, event: LogEvent) -> None:
         """Take one event of Twisted's."""
         self._closed += "address" in event
-        self._error = event.get("acceptError", self._error)
+        error = event.get("acceptError")
+        if error != "ECONNABORTED":  # on BSD a client that has left already: no reason to let the others wait
+            self._error = error or self._error
 
     def tell(self) -> bool:
         """Log what was told, if it is time to; gives whether a connection still waits."""

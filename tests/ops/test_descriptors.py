@@ -128,6 +128,15 @@ def test_it_pauses_too_when_the_system_has_nothing_left(make: Any, error: int) -
     assert port in reactor.readers
 
 
+def test_a_client_that_left_before_it_was_accepted_makes_no_pause_for_others(make: Any) -> None:
+    port, descriptors, reactor, lines = make(0, 1)
+    descriptors.error = errno.ECONNABORTED
+    for _ in range(3):
+        port.doRead()
+        assert port in reactor.readers
+    assert lines == []
+
+
 def test_a_port_that_was_closed_in_its_pause_stays_closed(make: Any) -> None:
     port, _, reactor, _ = make(0, 1)
     port.doRead()
