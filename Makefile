@@ -33,7 +33,7 @@ PIP_CHECK := $(BIN)/python -m pip --quiet --disable-pip-version-check check
 help:
 	@echo "make demo    relays, discovery and clients on this machine, end to end"
 	@echo "make test    install what is missing, then all gates: ruff, mypy, pytest"
-	@echo "make test-core, make test-analytics: one half; the second with kills and a cluster, too"
+	@echo "make test-core, make test-analytics: one half, with what takes long; the second with kills and a cluster, too"
 	@echo "make lint    the gates without the tests;  make format repairs what it can"
 	@echo "make bench   the figures of docs/performance.rst;  make soak  two hours under load and faults"
 	@echo "make bench-wan   the same far away: 10 to 200 ms, 10 to 1,000 Mbit/s"
@@ -151,13 +151,13 @@ CORE_TESTS = $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loa
 
 # Programs run on a reactor of ours, and so may the programs of users; tests run on Twisted's own. Here it is the other way
 # round, for what is close to the reactor.
-SWAPPED_TESTS = $(CORE_TESTS) --swap-reactors tests/glue tests/taps/test_twistd.py tests/taps/test_signals.py \
-    tests/cli/test_ping.py tests/system/test_chat.py tests/system/test_tunnels.py
+SWAPPED_TESTS = $(CORE_TESTS) --swap-reactors tests/glue tests/taps/test_signals.py tests/cli/test_ping.py \
+    tests/system/test_chat.py tests/system/test_tunnels.py
 
 test: lint redis-package
 	cd spark && ../$(BIN)/python -m pytest -m "not cluster and not process"
-	$(SWAPPED_TESTS)
-	$(CORE_TESTS)
+	$(SWAPPED_TESTS) -m "not long"
+	$(CORE_TESTS) -m "not long"
 
 test-core: $(ANALYTICS_STAMP) redis-package
 	$(SWAPPED_TESTS)

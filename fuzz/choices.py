@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 T = TypeVar("T")
+#: Byte by byte, a body over its limit takes a second, and finds nothing that this many pieces do not find.
+_PIECES = 1_024
 
 
 class Choices:
@@ -55,7 +57,7 @@ class Choices:
         return self._data[at:]
 
     def pieces(self, data: bytes) -> list[bytes]:
-        """``data`` cut into pieces, as a network might: whole, byte by byte, or where the input says."""
+        """``data`` cut into pieces, as a network might: whole, byte by byte, or where the input says; into 1,024 at most."""
         return _cut(data, self.byte())
 
     def rest_in_pieces(self) -> list[bytes]:
@@ -67,7 +69,7 @@ class Choices:
 def _cut(data: bytes, how: int) -> list[bytes]:
     if how == 0:
         return [data]
-    size = how if how < 64 else how * 16
+    size = max(how if how < 64 else how * 16, -(-len(data) // _PIECES))
     return [data[at : at + size] for at in range(0, len(data), size)] or [b""]
 
 

@@ -99,6 +99,7 @@ def test_a_file_is_sent_by_one_command_and_received_by_another(program, tmp_path
             croc.send(tmp_path / "missing", tmp_path / "in")
 
 
+@pytest.mark.long
 @pytest.mark.system
 @pytest.mark.time_limit(90)
 def test_ours_is_measured_alone_where_nothing_else_is_installed(monkeypatch, capsys):

@@ -23,8 +23,18 @@ def children() -> set[int]:
     return {int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()}
 
 
+#: Their tests take 7 s and more of a core each.
+LONG = {"rmb", "stuck_receiver", "throughput", "soak", "files", "e2e_cost", "dials"}
+
+
 @pytest.mark.system
-@pytest.mark.parametrize("name", [*command.BENCHES, "crowd", "cores"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.long) if name in LONG else name
+        for name in (*command.BENCHES, "crowd", "cores")
+    ],
+)
 def test_bench_gives_rows(name: str) -> None:
     before = children()
     rows = importlib.import_module(f"benchmarks.{name}").run(TINY)

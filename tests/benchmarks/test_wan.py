@@ -87,6 +87,7 @@ def test_a_cut_ends_both_sides(link, listener):
         assert near.recv(1) == far.recv(1) == b""
 
 
+@pytest.mark.long
 @pytest.mark.system
 def test_each_distance_gives_rows_and_what_is_not_installed_is_told(monkeypatch, capsys):
     monkeypatch.setenv("PATH", "")

@@ -372,6 +372,7 @@ async def test_the_demo_shows_that_everything_works(start, tmp_path):
     assert (await again.ended())[0] == 2  # it is not empty any more
 
 
+@pytest.mark.long
 @pytest.mark.time_limit(300)
 @pytest_twisted.ensureDeferred
 async def test_the_demo_of_the_log_pipeline_verifies_its_lines(start, tmp_path):

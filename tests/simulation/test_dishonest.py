@@ -10,7 +10,7 @@ from tests.simulation.dishonest import run
 
 
 @pytest.mark.time_limit(120)
-@pytest.mark.parametrize("seed", range(14))
+@pytest.mark.parametrize("seed", [*range(7), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(7, 14))])
 def test_the_honest_are_kept_their_promises(seed: int, logged_errors: Any) -> None:
     outcome = run(seed)
     logged_errors.flush()  # logged errors are among the violations, except those that programs raise on purpose

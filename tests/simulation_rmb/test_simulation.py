@@ -18,7 +18,9 @@ pytestmark = pytest.mark.time_limit(120)
 ONCE = (5078, 5129, 64003, 63007)
 
 
-@pytest.mark.parametrize("seed", [*range(12), *ONCE])
+@pytest.mark.parametrize(
+    "seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(6, 12)), *ONCE]
+)
 def test_a_network_keeps_its_promises_whatever_happens(seed: int) -> None:
     failures = World(seed).run()
     assert not failures, f"again: python -m tests.simulation_rmb --seeds {seed} --verbose"

@@ -66,7 +66,12 @@ class Counter(Protocol):
 
 
 @pytest.mark.parametrize(
-    ("dialect", "bursts"), [("v0", BURSTS), ("v5", BURSTS), ("v0", (1,))], ids=["v0", "v5", "each message by itself"]
+    ("dialect", "bursts"),
+    [
+        pytest.param("v0", BURSTS, id="v0"),
+        pytest.param("v5", BURSTS, id="v5"),
+        pytest.param("v0", (1,), id="each message by itself", marks=pytest.mark.long),
+    ],
 )
 @pytest_twisted.ensureDeferred
 async def test_50_channels_echo_10_000_messages_each(reactor: Any, dialect: str, bursts: tuple[int, ...]) -> None:
