@@ -58,7 +58,7 @@ class _World:
             if stream not in self.waiting:
                 self.waiting.append(stream)
             return False
-        size = min(wanted_bytes, window.frame_bytes, room)
+        size = min(wanted_bytes, window.frame_bytes, max(0, room))  # the end of a stream needs no room
         stream.bytes += size
         stamp = window.sent(stream, size, stream.bytes)
         assert stamp[0] >= max(self.now, self.last_sent_at), "the window's time goes back"
