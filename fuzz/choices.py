@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 T = TypeVar("T")
-#: Byte by byte, a body over its limit takes a second, and finds nothing that this many pieces do not find.
+#: Pieces at most: byte by byte, a body over its limit takes the search a second.
 _PIECES = 1_024
 
 
