@@ -26,6 +26,9 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check install
 PIP_LOCKED := $(PIP) --no-deps --require-hashes
 PIP_CHECK := $(BIN)/python -m pip --quiet --disable-pip-version-check check
 
+# Tests, demos and benches start some hundred processes, each of which would compile every module anew: half of its start.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help venv lock demo test test-core test-analytics lint format bench soak fuzz analytics-demo bench-analytics docs news clean
 .PHONY: bench-wan bench-others simulate proof system-packages redis-package analytics-packages proof-packages

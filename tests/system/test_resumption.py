@@ -66,7 +66,7 @@ class Relay:
         self._process = subprocess.Popen(
             self._arguments,
             cwd=self._directory,
-            env={**clean, "PYTHONPATH": ROOT, "PYTHONDONTWRITEBYTECODE": "1"},
+            env={**clean, "PYTHONPATH": ROOT},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
