@@ -26,7 +26,7 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check install
 PIP_LOCKED := $(PIP) --no-deps --require-hashes
 PIP_CHECK := $(BIN)/python -m pip --quiet --disable-pip-version-check check
 
-# Tests, demos and benches start some hundred processes, each of which would compile every module anew: half of its start.
+# Tests, demos and benches start some hundred processes, each of which would compile every module anew, a third of its start.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
