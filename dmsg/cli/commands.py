@@ -8,7 +8,8 @@ import importlib
 import json
 import os
 import sys
-from typing import Any, Final
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -16,28 +17,33 @@ import dmsg
 from dmsg.cli.exits import Exit, epilogue
 from dmsg.cli.interrupts import leaving_on_interrupt
 
-#: The module of each command.
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+#: The module of each command, and its line in a list of commands.
 _COMMANDS: Final = {
-    "config": "config",
-    "connect": "connect",
-    "echo": "ping",
-    "entry": "lookup",
-    "expose": "tunnels",
-    "forward": "tunnels",
-    "keygen": "keys",
-    "ping": "ping",
-    "pubkey": "keys",
-    "receive": "files.receive",
-    "relays": "relays",
-    "rmb": "rmb",
-    "send": "files.send",
-    "servers": "lookup",
-    "up": "up",
+    "config": ("config", "Settings: options, DMSG_* variables and a TOML file."),
+    "connect": ("connect", "Connect standard input and output with PK."),
+    "echo": ("ping", "Accept transports and send back what comes, until interrupted."),
+    "entry": ("lookup", "Show the entry of PK; its signature has been verified."),
+    "expose": ("tunnels", "Accept transports and connect each to a TCP service."),
+    "forward": ("tunnels", "Listen on a port and dial PK for each connection."),
+    "keygen": ("keys", "Make a new key file and print its public half."),
+    "ping": ("ping", 'Measure round trips to PK, which runs "dmsg echo".'),
+    "pubkey": ("keys", "Print the public half of the key in FILE."),
+    "receive": ("files.receive", "Receive files into DIR until interrupted."),
+    "relays": ("relays", "Lists of relays that an operator signs."),
+    "rmb": ("rmb", "The Reliable Message Bus: numbered twins call each other."),
+    "send": ("files.send", 'Send each FILE to PK, which runs "dmsg receive".'),
+    "servers": ("lookup", "List the relays with room for more clients."),
+    "up": ("up", "Run discovery and relays on the loopback interface."),
 }
 
 
 class _Commands(click.Group):
-    """Commands that are imported when they are used: to import the modules of all takes a fifth of a start."""
+    """Commands that are imported when they are used. A list of them, for help or a shell, imports none."""
+
+    _listing = False
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -45,10 +51,29 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
+        module, line = _COMMANDS[cmd_name]
+        if self._listing:
+            return click.Command(cmd_name, short_help=line)
         with leaving_on_interrupt():
-            found: Any = getattr(importlib.import_module(f"dmsg.cli.{_COMMANDS[cmd_name]}"), cmd_name)
+            found: Any = getattr(importlib.import_module(f"dmsg.cli.{module}"), cmd_name)
         command: click.Command = found
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with self._listed():
+            super().format_commands(ctx, formatter)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        with self._listed():
+            return super().shell_complete(ctx, incomplete)
+
+    @contextlib.contextmanager
+    def _listed(self) -> Iterator[None]:
+        self._listing = True
+        try:
+            yield
+        finally:
+            self._listing = False
 
 
 @click.group(cls=_Commands, epilog=epilogue())

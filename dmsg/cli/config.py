@@ -10,13 +10,13 @@ from typing import Any, Final
 
 import click
 
-from dmsg.cli.output import Output
-from dmsg.cli.settings import output_options, setting_options
+from dmsg.cli.output import Output, output_options
+from dmsg.cli.settings import setting_options
 from dmsg.errors import ConfigError
 from dmsg.messaging.client.settings import ROLE as MESSAGING_ROLE
 from dmsg.mux.client.settings import ROLE
 from dmsg.ops.config import Value, assemble, trace
-from dmsg.taps.settings import SETTINGS, known_variables
+from dmsg.taps.tables import SETTINGS, known_variables
 
 _CLIENTS: Final = {ROLE: "the client", MESSAGING_ROLE: "the client of the messaging system"}
 
@@ -53,7 +53,7 @@ def _add(role: str, cls: type) -> None:
     @output_options
     def command(given: Mapping[str, Any], out: Output, verbose: bool) -> None:
         try:
-            values = trace(cls, role, given, os.environ, roles=SETTINGS, elsewhere=known_variables())
+            values = trace(cls, role, given, os.environ, roles=SETTINGS, elsewhere=known_variables)
             tell(values, role, out)
             assemble(cls, role, values)
         except ConfigError as error:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import click
 
-from dmsg.cli.output import Output
-from dmsg.cli.settings import output_options
+from dmsg.cli.output import Output, output_options
 from dmsg.crypto.errors import KeyFileError
 from dmsg.crypto.keys import SecretKey, read_key_file, write_key_file
 

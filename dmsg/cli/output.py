@@ -6,18 +6,22 @@ only; elsewhere the same facts are plain lines.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NoReturn, TextIO
+from typing import Any, Final, NoReturn, TextIO, TypeVar
 
+import click
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
 
 from dmsg.cli.exits import as_json, describe, exit_code
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 #: Seconds between two redraws of a progress bar at least: drawing costs more than moving the data.
 REDRAW_S: Final = 0.1
@@ -193,3 +197,19 @@ class Output:
             if self.unwritable is None:
                 raise
             self.unwritable(error)
+
+
+def output_options(function: F) -> F:
+    """Add ``--json`` and ``--verbose`` to a command; the function gets ``out`` and ``verbose``."""
+
+    @click.option("--json", "json_lines", is_flag=True, help="Write JSON, one object a line.")
+    @click.option("--verbose", is_flag=True, help="Write a log to standard error, with tracebacks.")
+    @functools.wraps(function)
+    def wrapped(json_lines: bool, verbose: bool, **options: Any) -> Any:
+        out = Output(sys.stdout, sys.stderr, json_lines=json_lines)
+        try:
+            return function(out=out, verbose=verbose, **options)
+        except OSError as error:  # standard output is on a full disk
+            out.leave(error)
+
+    return wrapped  # type: ignore[return-value]

@@ -9,8 +9,8 @@ from typing import Any, Final
 import click
 
 from dmsg.cli.completion import file_option
-from dmsg.cli.output import Output
-from dmsg.cli.settings import ParamType, ValueType, output_options
+from dmsg.cli.output import Output, output_options
+from dmsg.cli.settings import ParamType, ValueType
 from dmsg.crypto.errors import InvalidKey
 from dmsg.crypto.keys import PublicKey, read_key_file
 from dmsg.errors import DmsgError, InvalidAddress

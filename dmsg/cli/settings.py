@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from dmsg.cli.completion import file_option, values_of
-from dmsg.cli.output import Output
+from dmsg.cli.output import Output, output_options
 from dmsg.cli.protocols import DEFAULT, PROTOCOLS, Settings, check_service
 from dmsg.cli.runner import run
 from dmsg.errors import ConfigError
 from dmsg.ops.config import resolve
 from dmsg.ops.settings import Setting, describe_default, settings_of
 from dmsg.ops.values import KEY, SERVICE, Kind
-from dmsg.taps.settings import ROLES, known_variables
+from dmsg.taps.tables import SETTINGS, known_variables
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -150,7 +150,9 @@ def client_settings(given: Mapping[str, Any], protocol: str = DEFAULT) -> Settin
     for name in given:
         if name not in known:
             raise ConfigError(name, f"is no setting of the {protocol} protocol", f"option --{name}")
-    found: Settings = resolve(scheme.settings, scheme.role, given, os.environ, roles=ROLES, elsewhere=known_variables())
+    found: Settings = resolve(
+        scheme.settings, scheme.role, given, os.environ, roles=SETTINGS, elsewhere=known_variables
+    )
     return found
 
 
@@ -198,21 +200,5 @@ def service_option(function: F) -> F:
         except ConfigError as error:
             call.out.leave(error)
         return function(call, service=service, **options)
-
-    return wrapped  # type: ignore[return-value]
-
-
-def output_options(function: F) -> F:
-    """Add ``--json`` and ``--verbose``; the function gets ``out`` and ``verbose``."""
-
-    @click.option("--json", "json_lines", is_flag=True, help="Write JSON, one object a line.")
-    @click.option("--verbose", is_flag=True, help="Write a log to standard error, with tracebacks.")
-    @functools.wraps(function)
-    def wrapped(json_lines: bool, verbose: bool, **options: Any) -> Any:
-        out = Output(sys.stdout, sys.stderr, json_lines=json_lines)
-        try:
-            return function(out=out, verbose=verbose, **options)
-        except OSError as error:  # standard output is on a full disk
-            out.leave(error)
 
     return wrapped  # type: ignore[return-value]

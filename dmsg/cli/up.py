@@ -18,10 +18,10 @@ from twisted.internet.error import CannotListenError
 
 from dmsg.address import HostPort, PinnedServer
 from dmsg.cli.exits import CommandError
-from dmsg.cli.output import Output
+from dmsg.cli.output import Output, output_options
 from dmsg.cli.protocols import DEFAULT
 from dmsg.cli.runner import run
-from dmsg.cli.settings import output_options, protocol_option
+from dmsg.cli.settings import protocol_option
 from dmsg.crypto.keys import SecretKey, read_key_file, write_key_file
 from dmsg.discovery.entry import DMSG, MESSAGING
 from dmsg.discovery.proofs.prover import RelayProofs

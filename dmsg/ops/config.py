@@ -15,7 +15,7 @@ import difflib
 import os
 import re
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar, get_type_hints
@@ -175,7 +175,7 @@ def _unknown(name: str, known: Iterable[str], source: str) -> ConfigError:
 
 
 def _from_environment(
-    settings: Iterable[Setting], environ: Mapping[str, str], elsewhere: Collection[str] | None
+    settings: Iterable[Setting], environ: Mapping[str, str], elsewhere: Callable[[], Collection[str]] | None
 ) -> Iterator[tuple[str, _Given]]:
     by_variable = {one.variable: one for one in settings}
     for variable in sorted(environ):
@@ -185,8 +185,10 @@ def _from_environment(
                     by_variable[variable].name,
                     _Given(environ[variable], Origin("environment", variable), _here()),
                 )
-        elif elsewhere is not None and variable.startswith(PREFIX) and variable not in {CONFIG_VARIABLE, *elsewhere}:
-            raise _unknown(variable, [*by_variable, CONFIG_VARIABLE, *elsewhere], "the environment")
+        elif elsewhere is not None and variable.startswith(PREFIX) and variable != CONFIG_VARIABLE:
+            others = elsewhere()
+            if variable not in others:
+                raise _unknown(variable, [*by_variable, CONFIG_VARIABLE, *others], "the environment")
 
 
 def _from_file(
@@ -240,7 +242,7 @@ def _gather(
     options: Mapping[str, Any],
     environ: Mapping[str, str],
     roles: Collection[str] | None,
-    elsewhere: Collection[str] | None,
+    elsewhere: Callable[[], Collection[str]] | None,
     view: str,
     together: Iterable[Collection[str]],
 ) -> dict[str, _Given]:
@@ -271,16 +273,16 @@ def trace(
     environ: Mapping[str, str],
     *,
     roles: Collection[str] | None = (),
-    elsewhere: Collection[str] | None = (),
+    elsewhere: Callable[[], Collection[str]] | None = frozenset,
     view: str = "option",
     together: Iterable[Collection[str]] = (),
 ) -> tuple[Value, ...]:
     """Every setting of ``cls`` with its value and the origin of that. Raises ``ConfigError``.
 
     The keys of ``options`` are :attr:`Setting.option`; ``view`` names their origin, ``option`` or ``argument``. ``role`` is the
-    table in the file, ``roles`` are other tables that it may have, ``elsewhere`` are ``DMSG_*`` variables of other roles
-    (``None``: any, for both). ``together`` are sets of names: if an option gives one name of a set, all of the set is taken
-    from options only.
+    table in the file, ``roles`` are other tables that it may have; ``elsewhere`` gives the ``DMSG_*`` variables of other roles,
+    and is called only when there is one that ``cls`` has not (``None``: any, for both). ``together`` are sets of names: if an
+    option gives one name of a set, all of the set is taken from options only.
     """
     settings = settings_of(cls)
     given = _gather(settings, role, options, environ, roles, elsewhere, view, together)

@@ -16,7 +16,7 @@ from dmsg.glue.reactors import install_default
 from dmsg.ops.config import resolve
 from dmsg.ops.settings import Setting, describe_default, settings_of
 from dmsg.rmb.core.errors import LibraryMissing
-from dmsg.taps.settings import ROLES, known_variables
+from dmsg.taps.tables import SETTINGS, known_variables
 
 T = TypeVar("T")
 
@@ -100,8 +100,8 @@ class RoleOptions(usage.Options):
                 self.role,
                 {name: value for name, value in self.items() if value != 0},  # 0: a flag that was not given
                 self._environ,
-                roles=ROLES,
-                elsewhere=known_variables(),
+                roles=SETTINGS,
+                elsewhere=known_variables,
             )
             if self.parent is not None:  # a command line of twistd or twist, whose --reactor comes before the role
                 install_default(self._environ)

@@ -1,4 +1,4 @@
-"""The settings of each role: options, environment and TOML tables are made from these declarations.
+"""The settings of each role that twistd starts: options, environment and TOML tables are made from these declarations.
 
 Importing this installs no reactor.
 """
@@ -20,13 +20,9 @@ from dmsg.discovery.ranks_source import REFRESH_S as RANKS_REFRESH_S
 from dmsg.discovery.stores.rules import StoreLimits
 from dmsg.errors import InvalidAddress
 from dmsg.eventlog.files import LIMIT_BYTES, ROTATE_BYTES, ROTATE_S
-from dmsg.glue.reactors import REACTOR_VARIABLE
-from dmsg.messaging.client.settings import MessagingSettings
 from dmsg.messaging.relay.limits import RelayLimits as MessagingRelayLimits
-from dmsg.mux.client.settings import ClientSettings
 from dmsg.mux.relay.limits import RelayLimits
-from dmsg.ops.config import CONFIG_VARIABLE
-from dmsg.ops.settings import setting, variables_of
+from dmsg.ops.settings import setting
 from dmsg.ops.values import DURATION, SIZE, TEXT, URL, Kind, more_than_zero
 from dmsg.rmb.core.errors import InvalidLimit
 from dmsg.rmb.core.limiter import Limit, parse_limit
@@ -379,24 +375,3 @@ class RmbPeerSettings(TwinSettings):
         default=False,
         flag=True,
     )
-
-
-#: The tables a configuration file may have, one for each role, and what each declares.
-SETTINGS: Final[dict[str, type]] = {
-    "client": ClientSettings,
-    "messaging": MessagingSettings,
-    "server": ServerSettings,
-    "messaging-server": MessagingServerSettings,
-    "discovery": DiscoverySettings,
-    "shipper": ShipperSettings,
-    "rmb-relay": RmbRelaySettings,
-    "rmb-peer": RmbPeerSettings,
-}
-ROLES: Final = tuple(SETTINGS)
-#: Variables of the programs that make tables of event logs.
-LOG_VARIABLES: Final = frozenset({"DMSG_LOGS_CACHE", "DMSG_LOGS_DRIVER_MEMORY"})
-
-
-def known_variables() -> frozenset[str]:
-    """Every ``DMSG_*`` variable that means something to some role: one environment may serve several."""
-    return LOG_VARIABLES.union({CONFIG_VARIABLE, REACTOR_VARIABLE}, *map(variables_of, SETTINGS.values()))

@@ -431,7 +431,7 @@ LIMITS: Final[dict[str, Callable[[], type]]] = {
 
 def settings(role: str) -> str:
     """What can be set for a role: a key of ``SETTINGS``."""
-    from dmsg.taps.settings import SETTINGS
+    from dmsg.taps.tables import SETTINGS
 
     cls = SETTINGS[role]
     comments = dict(_comments(cls, ()))

@@ -10,7 +10,7 @@ from typing import Any
 from dmsg.errors import ConfigError
 from dmsg.ops.config import resolve, trace
 from dmsg.ops.settings import settings_of
-from dmsg.taps.settings import SETTINGS
+from dmsg.taps.tables import SETTINGS
 from fuzz.choices import Choices
 from fuzz.oracles import as_text, scratch
 

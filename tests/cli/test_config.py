@@ -15,7 +15,7 @@ from dmsg.cli.settings import client_settings
 from dmsg.crypto.keys import PublicKey, SecretKey
 from dmsg.ops.config import HIDDEN
 from dmsg.ops.settings import settings_of
-from dmsg.taps.settings import SETTINGS
+from dmsg.taps.tables import SETTINGS
 
 KEY = SecretKey.generate().public_key
 

@@ -46,7 +46,7 @@ from dmsg.rmb.relay.stores.base import QueueLimits
 from dmsg.sansio.rate import RecentIds
 from dmsg.sansio.websocket import WebSocketConfig
 from dmsg.serving import member
-from dmsg.taps.settings import SETTINGS
+from dmsg.taps.tables import SETTINGS
 
 from .conftest import DOCS, ROOT
 

@@ -22,7 +22,7 @@ from dmsg.eventlog import schema as ev
 from dmsg.eventlog.names import LogFileName
 from dmsg.ops.config import trace
 from dmsg.taps import discovery, messaging_server, rmb_peer, rmb_relay, server, shipper
-from dmsg.taps.settings import SETTINGS, known_variables
+from dmsg.taps.tables import SETTINGS, known_variables
 
 from .conftest import DOCS, ROOT
 
@@ -154,7 +154,7 @@ def test_settings_in_toml_are_settings(tmp_path: Path) -> None:
         tables_of_block = set(re.findall(r"^\[([a-z-]+)", block, re.MULTILINE))
         assert tables_of_block <= set(SETTINGS)
         for role in tables_of_block:
-            values = trace(SETTINGS[role], role, {"config": str(file)}, {}, roles=SETTINGS, elsewhere=())
+            values = trace(SETTINGS[role], role, {"config": str(file)}, {}, roles=SETTINGS)
             assert any(one.origin.kind == "file" for one in values)
 
 

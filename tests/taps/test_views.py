@@ -25,7 +25,7 @@ from dmsg.ops.config import assemble, resolve, trace
 from dmsg.ops.settings import Setting, settings_of
 from dmsg.ops.values import ADDRESS, COUNT, DURATION, FLAG, KEY, KEYS, NUMBER, RELAYS, SIZE, URL, Kind
 from dmsg.taps import discovery, server, shipper
-from dmsg.taps.settings import SETTINGS
+from dmsg.taps.tables import SETTINGS
 
 
 @pytest.fixture(autouse=True)

@@ -13,9 +13,8 @@ import click
 from dmsg.address import RedisAddress
 from dmsg.cli.completion import file_option
 from dmsg.cli.exits import CommandError, Exit, exit_code
-from dmsg.cli.output import Output
+from dmsg.cli.output import Output, output_options
 from dmsg.cli.runner import run
-from dmsg.cli.settings import output_options
 from dmsg.errors import ConfigError, DmsgError, InvalidAddress
 from dmsg.glue.errors import RedisAway
 from dmsg.rmb.client import errors as wrong

@@ -8,8 +8,7 @@ import click
 
 from dmsg.cli.completion import file_option
 from dmsg.cli.exits import CommandError, Exit
-from dmsg.cli.output import Output
-from dmsg.cli.settings import output_options
+from dmsg.cli.output import Output, output_options
 from dmsg.errors import DmsgError
 from dmsg.rmb.core.keys import KeyType
 from dmsg.rmb.key_file import make_twin_key, read_twin_key

@@ -12,9 +12,8 @@ import click
 
 from dmsg.cli.completion import file_option
 from dmsg.cli.exits import CommandError, Exit, describe, exit_code
-from dmsg.cli.output import Output, tell_failed
+from dmsg.cli.output import Output, output_options, tell_failed
 from dmsg.cli.runner import run
-from dmsg.cli.settings import output_options
 from dmsg.errors import ConfigError, DmsgError
 from dmsg.rmb.core.e2e import EncryptionKey
 from dmsg.rmb.core.errors import InvalidTwin
