@@ -14,6 +14,7 @@ from benchmarks.processes import ChildFailed, raise_open_files
 from benchmarks.sizes import FULL, QUICK
 
 BENCHES: Final = (
+    "starts",
     "relay_cost",
     "throughput",
     "messaging",
