@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any, Final
 
 from dmsg.glue.reactors import REACTOR_VARIABLE
@@ -50,6 +51,7 @@ class _Tables(Mapping[str, type]):
 SETTINGS: Final[Mapping[str, type]] = _Tables()
 
 
+@cache
 def known_variables() -> frozenset[str]:
     """Every ``DMSG_*`` variable that means something to some role: one environment may serve several. Imports all tables."""
     return LOG_VARIABLES.union({CONFIG_VARIABLE, REACTOR_VARIABLE}, *map(variables_of, SETTINGS.values()))
