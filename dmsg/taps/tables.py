@@ -1,6 +1,6 @@
 """The tables of a configuration file, one for each role. What a table declares is imported when it is asked for.
 
-A relay needs nothing of what a client is made of, nor a client of what relays are: importing all takes a fifth of a start.
+A relay needs nothing of what a client is made of, nor a client of what relays are: importing all takes a tenth of a start.
 Importing this installs no reactor.
 """
 
