@@ -19,6 +19,8 @@ from coverage import Coverage
 from fuzz import corpus, targets
 
 _ROOT: Final = corpus.FOLDER.parent
+#: The inputs are replayed in so many turns, each with inputs of every target: one is often enough.
+_TURNS: Final = 4
 
 
 @dataclass(frozen=True)
@@ -35,20 +37,26 @@ class Reach:
         return 100 * (len(self.lines) - len(self.missed)) // len(self.lines) if self.lines else 100
 
 
-def reach(paths: Iterable[str], names: Sequence[str], every: int = 1) -> list[Reach]:
-    """Replay each ``every``-th input of the targets ``names``. The ``paths`` of the modules begin at the repository's root.
+def reach(paths: Iterable[str], names: Sequence[str], enough: int = 101) -> list[Reach]:
+    """Replay the inputs of the targets ``names``, a fourth at a time, until ``enough`` per cent of each module are reached.
 
-    A module must not have been imported before, or coverage may miss what it executed.
+    The ``paths`` of the modules begin at the root of the repository. A module must not have been imported before, or coverage
+    may miss what it executed.
     """
-    files = [str(_ROOT / path) for path in paths]
-    coverage = Coverage(data_file=None, include=files, config_file=False)
-    coverage.start()
-    for name in names:
-        one_input = targets.load(name).one_input
-        for _, data in islice(corpus.inputs(name), 0, None, every):
-            one_input(data)
-    coverage.stop()
-    return [_reach(coverage, Path(file)) for file in files]
+    files = [_ROOT / path for path in paths]
+    coverage = Coverage(data_file=None, include=list(map(str, files)), config_file=False)
+    found: list[Reach] = []
+    for turn in range(_TURNS):
+        coverage.start()
+        for name in names:
+            one_input = targets.load(name).one_input
+            for _, data in islice(corpus.inputs(name), turn, None, _TURNS):
+                one_input(data)
+        coverage.stop()
+        found = [_reach(coverage, file) for file in files]
+        if all(one.percent >= enough for one in found):
+            break
+    return found
 
 
 def _reach(coverage: Coverage, file: Path) -> Reach:
@@ -73,10 +81,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="fuzz.reach", description="How much of the code the kept corpus reaches.")
     parser.add_argument("modules", nargs="+", metavar="module", help="as dmsg/mux/core/wire.py")
     parser.add_argument("--targets", nargs="*", help=f"whose corpus is replayed; all of {', '.join(targets.names())}")
-    parser.add_argument("--below", type=int, default=101, help="leave out what is reached by so many per cent or more")
-    parser.add_argument("--every", type=int, default=1, help="replay one of so many inputs, which is quicker")
+    below = "leave out what is reached by so many per cent or more, and end as soon as nothing is left"
+    parser.add_argument("--below", type=int, default=101, help=below)
     options = parser.parse_args(arguments)
-    found = reach(options.modules, options.targets or targets.names(), options.every)
+    found = reach(options.modules, options.targets or targets.names(), options.below)
     for one in sorted(found, key=lambda one: one.percent):
         if one.percent < options.below:
             print(
