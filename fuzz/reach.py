@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import ast
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -37,8 +37,10 @@ class Reach:
         return 100 * (len(self.lines) - len(self.missed)) // len(self.lines) if self.lines else 100
 
 
-def reach(paths: Iterable[str], names: Sequence[str], enough: int = 101) -> list[Reach]:
-    """Replay the inputs of the targets ``names``, a fourth at a time, until ``enough`` per cent of each module are reached.
+def reach(
+    paths: Iterable[str], names: Sequence[str], enough: Callable[[list[Reach]], bool] = lambda _: False
+) -> list[Reach]:
+    """Replay the inputs of the targets ``names``, a fourth at a time, until all are replayed or what is found is ``enough``.
 
     The ``paths`` of the modules begin at the root of the repository. A module must not have been imported before, or coverage
     may miss what it executed.
@@ -54,7 +56,7 @@ def reach(paths: Iterable[str], names: Sequence[str], enough: int = 101) -> list
                 one_input(data)
         coverage.stop()
         found = [_reach(coverage, file) for file in files]
-        if all(one.percent >= enough for one in found):
+        if enough(found):
             break
     return found
 
@@ -83,13 +85,20 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--targets", nargs="*", help=f"whose corpus is replayed; all of {', '.join(targets.names())}")
     below = "leave out what is reached by so many per cent or more, and end as soon as nothing is left"
     parser.add_argument("--below", type=int, default=101, help=below)
+    parser.add_argument("--least", type=int, default=0, help="leave out modules with fewer lines in functions")
+    parser.add_argument("--but", nargs="*", default=(), help="modules that need not be reached to end")
     options = parser.parse_args(arguments)
-    found = reach(options.modules, options.targets or targets.names(), options.below)
-    for one in sorted(found, key=lambda one: one.percent):
-        if one.percent < options.below:
-            print(
-                f"{one.percent:3} % of {len(one.lines):4}  {one.path}  {' '.join(map(str, sorted(one.missed)))}".rstrip()
-            )
+
+    def left(found: list[Reach]) -> list[Reach]:
+        return [one for one in found if one.percent < options.below and len(one.lines) >= options.least]
+
+    found = reach(
+        options.modules,
+        options.targets or targets.names(),
+        lambda found: {one.path for one in left(found)} <= set(options.but),
+    )
+    for one in sorted(left(found), key=lambda one: one.percent):
+        print(f"{one.percent:3} % of {len(one.lines):4}  {one.path}  {' '.join(map(str, sorted(one.missed)))}".rstrip())
     return 0
 
 
