@@ -64,7 +64,8 @@ CLOSE_GRACE_S = 1.0
 
 # Two busy cores are no reason for a failure: examples have no deadline of their own, tests have a time limit.
 hypothesis.settings.register_profile("dmsg", deadline=None, print_blob=True)
-hypothesis.settings.load_profile("dmsg")
+# They are other ones each time: what the half of them that "make test" tries leaves out, one of the next runs tries.
+hypothesis.settings.register_profile("not long", hypothesis.settings.get_profile("dmsg"), max_examples=50)
 
 
 class TimeLimitExceeded(BaseException):
@@ -81,6 +82,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--swap-reactors"):
         install()
         os.environ[REACTOR_VARIABLE] = "epoll"
+    hypothesis.settings.load_profile("not long" if config.getoption("markexpr") == "not long" else "dmsg")
     defaults = f"{TIME_LIMIT_S:g} by default, {SYSTEM_TIME_LIMIT_S:g} for system tests"
     config.addinivalue_line("markers", f"time_limit(seconds): how long the test may take ({defaults})")
     # What programs remember from one run to the next is not the user's own while they are tested.

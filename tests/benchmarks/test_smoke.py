@@ -24,7 +24,7 @@ def children() -> set[int]:
 
 
 #: Their tests take 7 s and more of a core each.
-LONG = {"rmb", "stuck_receiver", "throughput", "soak", "files", "e2e_cost", "dials"}
+LONG = {"rmb", "stuck_receiver", "throughput", "soak", "files", "e2e_cost", "dials", "starts"}
 
 
 @pytest.mark.system

@@ -108,7 +108,7 @@ STEPS = st.one_of(
 )
 
 
-@settings(max_examples=500)
+@settings(max_examples=200)
 @given(
     st.lists(STEPS, min_size=20, max_size=150),
     st.integers(1, 4),

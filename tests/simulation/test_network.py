@@ -10,12 +10,12 @@ from tests.simulation.faults import ALL, OF_MOVING
 from tests.simulation.run import run
 
 #: Runs of one kind of fault each, then of several at a time. ``python -m tests.simulation`` runs others.
-_SEEDS = {kind: seed for seed, kind in enumerate(ALL) if kind not in OF_MOVING} | {"clock": 21}
+_SEEDS = {kind: seed for seed, kind in enumerate(ALL) if kind not in OF_MOVING} | {"clock": 21, "race": 38}
 _ALONE = [pytest.param(seed, (kind,), False, id=kind) for kind, seed in _SEEDS.items()]
 _TOGETHER = [pytest.param(seed, ALL, False, id=f"seed {seed}") for seed in (102, 103, 105, 7040)]
-#: Each of these finds different faults in the moving of transports.
+#: Each of these finds different faults in the moving of transports; those that are long take 5 s and more.
 _MOVING = [
-    pytest.param(seed, ALL, True, id=f"moving, seed {seed}")
+    pytest.param(seed, ALL, True, id=f"moving, seed {seed}", marks=[pytest.mark.long] * (seed in (6207, 6208)))
     for seed in (6204, 6206, 6207, 6208, 6209, 6218, 6221, 6225)
 ]
 

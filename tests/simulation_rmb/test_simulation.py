@@ -27,7 +27,7 @@ def test_a_network_keeps_its_promises_whatever_happens(seed: int) -> None:
 
 
 def test_a_run_follows_from_its_number() -> None:
-    runs = [World(7) for _ in range(2)]
+    runs = [World(5129) for _ in range(2)]
     for run in runs:
         run.run()
     assert runs[0].trace == runs[1].trace and len(runs[0].trace) > 100

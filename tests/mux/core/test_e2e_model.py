@@ -627,7 +627,7 @@ def test_a_secure_transport_is_one_stream_whatever_happens_below() -> None:
     run_state_machine_as_test(
         World,
         settings=settings(
-            max_examples=150 if "DMSG_EXPLORE" not in os.environ else 400,
+            max_examples=100 if "DMSG_EXPLORE" not in os.environ else 400,
             stateful_step_count=40,
             deadline=None,
             derandomize="DMSG_EXPLORE" not in os.environ,

@@ -318,7 +318,7 @@ def do(bench: Bench, action: str, who: int, choice: int, size: int) -> None:
 
 
 @given(beginnings, steps)
-@settings(max_examples=250)
+@settings(max_examples=150)
 def test_any_schedule(beginning: list[tuple[int, int]], wanted: list[tuple[str, int, int, int]]) -> None:
     bench = Bench()
     for asking, asked in beginning:
