@@ -64,7 +64,7 @@ CLOSE_GRACE_S = 1.0
 
 # Two busy cores are no reason for a failure: examples have no deadline of their own, tests have a time limit.
 hypothesis.settings.register_profile("dmsg", deadline=None, print_blob=True)
-# They are other ones each time: what the half of them that "make test" tries leaves out, one of the next runs tries.
+# "make test" is for every change: it tries half as many examples as "make test-core".
 hypothesis.settings.register_profile("not long", hypothesis.settings.get_profile("dmsg"), max_examples=50)
 
 
