@@ -10,6 +10,7 @@ import ast
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Final
@@ -73,27 +74,28 @@ def _reaching(coverage: Coverage, paths: Iterable[str]) -> set[str]:
     """The targets that executed statements in functions of modules at ``paths``."""
     found: set[str] = set()
     for path in paths:
-        inside = _inside_functions((_ROOT / path).read_text("utf-8"))
+        inside = _inside_functions(_ROOT / path)
         for line, names in coverage.get_data().contexts_by_lineno(str(_ROOT / path)).items():
             found |= set(names) if line in inside else set()
     return found
 
 
 def _reach(coverage: Coverage, file: Path) -> Reach:
-    inside = _inside_functions(file.read_text("utf-8"))
+    inside = _inside_functions(file)
     _, statements, _, missing, _ = coverage.analysis2(str(file))
     path = str(file.relative_to(_ROOT))
-    return Reach(path, frozenset(inside & set(statements)), frozenset(inside & set(missing)))
+    return Reach(path, inside & set(statements), inside & set(missing))
 
 
-def _inside_functions(source: str) -> set[int]:
+@cache
+def _inside_functions(file: Path) -> frozenset[int]:
     """The lines of all bodies of functions."""
-    return {
+    return frozenset(
         line
-        for node in ast.walk(ast.parse(source))
+        for node in ast.walk(ast.parse(file.read_text("utf-8")))
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
         for line in range(node.body[0].lineno, (node.end_lineno or 0) + 1)
-    }
+    )
 
 
 def main(arguments: list[str] | None = None) -> int:
